@@ -9,7 +9,7 @@ import pytest
 
 import xsp
 from xsp import analyses
-from xsp.analyses.phases import Interval, exclusive_times
+from xsp.analyses.phases import PhaseCall, exclusive_times
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -67,19 +67,19 @@ def test_calls_of_accumulated_gradients_are_summed_and_an_optimizers_closure_is_
 
 def test_forward_passes_of_several_threads_at_once_count_each_instant_once() -> None:
     at_once = [
-        Interval("forward", 1, 0, 120, 120.0),
-        Interval("forward", 2, 0, 100, 100.0),
-        Interval("forward", 3, 10, 110, 100.0),
-        Interval("backward", 1, 130, 200, 70.0),
+        PhaseCall("forward", 1, 0, 120, 120.0),
+        PhaseCall("forward", 2, 0, 100, 100.0),
+        PhaseCall("forward", 3, 10, 110, 100.0),
+        PhaseCall("backward", 1, 130, 200, 70.0),
     ]
     assert exclusive_times(at_once) == pytest.approx({"forward": 120, "backward": 70})
 
 
 def test_true_times_of_what_is_inside_are_taken_off_and_calls_of_no_time_cost_nothing() -> None:
     inside = [
-        Interval("optimizer", 1, 0, 100, 80.0),
-        Interval("forward", 1, 10, 60, 30.0),
-        Interval("backward", 1, 60, 60, 0.0),
+        PhaseCall("optimizer", 1, 0, 100, 80.0),
+        PhaseCall("forward", 1, 10, 60, 30.0),
+        PhaseCall("backward", 1, 60, 60, 0.0),
     ]
     assert exclusive_times(inside) == {"optimizer": 50.0, "forward": 30.0, "backward": 0.0}
     assert exclusive_times([]) == {}

@@ -221,7 +221,7 @@ def test_short_stretches_are_refused_with_what_to_do() -> None:
     assert "0 of the 3 necessary bursts" in output
     assert "--budget" in output
     few = program(stretches=2)
-    assert "2 of the 3 necessary stretches" in refusal(few.trace(few.readings()))
+    assert "2 of the 3 necessary bursts" in refusal(few.trace(few.readings()))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xsp import account, summary
+from xsp import account, stats
 from xsp.account.entries import BETWEEN, DATA
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
+from xsp.advise.uneven import exception
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 from xsp.store.iterations import UNDISTURBED
 
 
@@ -30,7 +32,7 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         if trace.run.imported is not None:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
-    interval = summary.mean_interval(iterations.data_ns, iterations.steps)
+    interval = stats.mean_interval(iterations.data_ns, iterations.steps)
     mean_ns, iteration_ns = iterations.mean(iterations.data_ns), _iteration_ns(context, iterations)
     if interval is None or not mean_ns:
         return
@@ -48,9 +50,10 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms",
+        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms"
+        + exception(context, DATA),
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
-        Interval(interval.lo / 1e6, mean_ns / 1e6, interval.hi / 1e6),
+        interval.scale(1e-6),
         True,
         100 * mean_ns / iteration_ns,
         (
@@ -75,7 +78,7 @@ less."""
 def between(context: AdviceContext) -> Iterator[Advice]:
     """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
     iterations = _iterations(context)
-    interval = summary.mean_interval(iterations.between_ns, iterations.steps)
+    interval = stats.mean_interval(iterations.between_ns, iterations.steps)
     if interval is None:
         return
     mean_ns, iteration_ns = iterations.mean(iterations.between_ns), _iteration_ns(context, iterations)
@@ -85,7 +88,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     text = (
         f"{mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
         "not counting waits for data"
-    )
+    ) + exception(context, BETWEEN)
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
@@ -105,7 +108,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "between",
         text,
         (),
-        Interval(interval.lo / 1e6, mean_ns / 1e6, interval.hi / 1e6),
+        interval.scale(1e-6),
         True,
         100 * mean_ns / iteration_ns,
         (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context, mean_ns / 1e6)),
@@ -152,9 +155,7 @@ def _iteration_ns(context: AdviceContext, iterations: _Iterations) -> float:
     return 1e6 * context.step.ms.value if context.step is not None else iterations.mean(iterations.iteration_ns)
 
 
-def _as_accounted(
-    context: AdviceContext, name: str, mean_ns: float, interval: summary.Interval
-) -> tuple[float, summary.Interval]:
+def _as_accounted(context: AdviceContext, name: str, mean_ns: float, interval: Interval) -> tuple[float, Interval]:
     """Return the time of an entry of the host's account in nanoseconds, and an interval in proportion to it.
 
     The account may rest on more iterations than the undisturbed ones; without the entry, the arguments are returned.
@@ -164,7 +165,7 @@ def _as_accounted(
     if entry is None or not entry.ms or not mean_ns:
         return mean_ns, interval
     factor = 1e6 * entry.ms / mean_ns
-    return factor * mean_ns, summary.Interval(factor * interval.lo, factor * interval.hi)
+    return factor * mean_ns, interval.scale(factor)
 
 
 def _iterations(context: AdviceContext) -> _Iterations:

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
+from xsp.texts import milliseconds
 
 STEP_SOURCES = ("steady", "bare", "after recorded ones")
 """The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""
@@ -136,8 +137,9 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
     return (
         scope, iteration.kind, name, iteration.steps, iteration.recorded, milliseconds(iteration.mean_ns),
         milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),
-        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.lo if bounds else None),
-        milliseconds(bounds.hi if bounds else None), iteration.samples, batch_source, STEP_SOURCES[iteration.disturbed],
+        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.low if bounds else None),
+        milliseconds(bounds.high if bounds else None), iteration.samples, batch_source,
+        STEP_SOURCES[iteration.disturbed],
         iteration.faults, milliseconds(iteration.system_ns), milliseconds(iteration.beside_ns),
         iteration.overlap.at_once if iteration.overlap else 1.0,
     )  # fmt: skip

@@ -11,14 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xsp import summary
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp import stats
+from xsp.analyses.contract import Table, analysis, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
 from xsp.store.figures import own_rung
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED, iterations
 from xsp.store.trace import Trace
 from xsp.store.views import NS
+from xsp.texts import milliseconds, percent_of
 
 FORWARD, BACKWARD, OPTIMIZER, DATA = (str(kind) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
 REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
@@ -31,7 +32,7 @@ PARTS = 10
 """Parts into which `phases-over-time` divides a run."""
 
 
-class Interval(NamedTuple):
+class PhaseCall(NamedTuple):
     """A call that is a phase of its step."""
 
     phase: str
@@ -42,7 +43,7 @@ class Interval(NamedTuple):
     """Its true duration if known, else the recorded one."""
 
 
-def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
+def exclusive_times(intervals: Iterable[PhaseCall]) -> dict[str, float]:
     """Return the time of each phase in nanoseconds; each instant counts for the innermost call only.
 
     Calls on one thread nest, so the true durations of inner calls are subtracted from that of the outer call. Among
@@ -74,7 +75,7 @@ def exclusive_times(intervals: Iterable[Interval]) -> dict[str, float]:
     return dict(totals)
 
 
-def _innermost_ns(ordered: Sequence[Interval]) -> dict[int, int]:
+def _innermost_ns(ordered: Sequence[PhaseCall]) -> dict[int, int]:
     """Return, by place, the nanoseconds in which an interval is the running one that began last."""
     marks = sorted(
         [(interval.start_ns, 1, index) for index, interval in enumerate(ordered)]
@@ -149,7 +150,7 @@ def phases(trace: Trace) -> Table:
             phase,
             calls.get(phase),
             milliseconds(ns),
-            _percent(ns, phase_ns[ITERATION]),
+            percent_of(ns, phase_ns[ITERATION]),
             milliseconds(busy.get(phase)),
             sources.get(phase),
         )
@@ -172,7 +173,7 @@ def _step(trace: Trace) -> tuple[int, int, float]:
     return start_ns, end_ns, ns
 
 
-def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
+def _merged_phases(trace: Trace) -> tuple[list[PhaseCall], dict[str, str]]:
     """Return the phases of the merged step, and the source of each phase."""
     kinds = ", ".join(f"'{kind}'" for kind in (FORWARD, BACKWARD, OPTIMIZER, DATA))
     intervals = _intervals(trace, f"SELECT kind, thread, {_TIMES} FROM merged WHERE kind IN ({kinds})")
@@ -202,7 +203,7 @@ def _merged_phases(trace: Trace) -> tuple[list[Interval], dict[str, str]]:
 _TIMES = f"start_ns, start_ns + dur_ns, {NS}::DOUBLE"
 
 
-def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[Interval]:
+def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, str], query: str) -> list[PhaseCall]:
     """Return the intervals of a query, and note their source in `sources` if there are any.
 
     Intervals in a call of the data loader (operators that make a batch without workers) are `data`, and left out here.
@@ -219,8 +220,8 @@ def _outermost_spans(trace: Trace, sources: dict[str, str], entry: tuple[str, st
     return intervals
 
 
-def _intervals(trace: Trace, query: str) -> list[Interval]:
-    return [Interval._make(row) for row in trace.sql(query).fetchall()]
+def _intervals(trace: Trace, query: str) -> list[PhaseCall]:
+    return [PhaseCall._make(row) for row in trace.sql(query).fetchall()]
 
 
 def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
@@ -242,10 +243,6 @@ def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
         """
     ).fetchall()
     return dict(rows)
-
-
-def _percent(part: float | None, total: float | None) -> float | None:
-    return 100 * part / total if part is not None and total else None
 
 
 # --- over the run ---------------------------------------------------------------------------------------------
@@ -347,7 +344,7 @@ def _parts_of_steps(steps: Sequence[_RecordedStep]) -> list[_Part]:
 def _mean(nanoseconds: Iterable[float]) -> float | None:
     """Return the trimmed mean in milliseconds; None without values."""
     durations = list(nanoseconds)
-    return summary.trimmed_mean(durations) / 1e6 if durations else None
+    return stats.trimmed_mean(durations) / 1e6 if durations else None
 
 
 class _RecordedStep(NamedTuple):
@@ -372,7 +369,7 @@ def _recorded_steps(trace: Trace) -> list[_RecordedStep]:
     ).fetchall()
     recorded = []
     for (_, number), group in itertools.groupby(rows, key=lambda row: row[:2]):
-        spans = [Interval._make(row[2:]) for row in group]
+        spans = [PhaseCall._make(row[2:]) for row in group]
         step = next((span for span in spans if span.phase == Kind.STEP), None)
         if step is None:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from xsp import summary
+from xsp import account, stats
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
@@ -176,10 +176,10 @@ def _cold_steps(trace: Trace) -> Iterator[Finding]:
 def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if unrecorded steps take longer since operators or device work were recorded first."""
     change = reference.change(trace.con)
-    if change is None or change.ratio.lo <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
+    if change is None or change.ratio.low <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
         return
     percent = 100 * (change.after_ns / change.before_ns - 1)
-    low, high = (100 * (bound - 1) for bound in change.ratio)
+    low, high = (100 * (bound - 1) for bound in change.ratio.ends)
     text = (
         f"unrecorded iterations take {change.after_ns / 1e6:.4g} ms since operators or device work were first "
         f"recorded, {change.before_ns / 1e6:.4g} ms before (+{percent:.0f} % [{low:.0f}, {high:.0f}]): either "
@@ -190,7 +190,13 @@ def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
-    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
+    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning.
+
+    Where a device limits, the host's steps end before its work does, and their times say when the host waits.
+    """
+    main = account.of(trace).main
+    if main is not None and main.devices and (main.limit is None or main.limit.side != "host"):
+        return
     alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {IS_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
     if count < MIN_DRIFT_ROWS:
@@ -202,7 +208,7 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
         return
     warm_up = _warm_up_steps(steps, durations) if change < 0 else 0
     if warm_up:
-        ratio = summary.percentile(durations[:warm_up], 0.5) / summary.percentile(durations[warm_up:], 0.5)
+        ratio = stats.percentile(durations[:warm_up], 0.5) / stats.percentile(durations[warm_up:], 0.5)
         text = (
             f"the first {sum(counts[:warm_up])} of the {sum(counts)} unrecorded steps take {ratio:.2g} times as long "
         )
@@ -220,9 +226,9 @@ def _change(durations: Sequence[float]) -> float | None:
     count = len(durations)
     stretches = MAX_STRETCHES if count >= 3 * MAX_STRETCHES else count
     bounds = [round(count * place / stretches) for place in range(stretches + 1)]
-    medians = [summary.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(bounds)]
+    medians = [stats.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(bounds)]
     first_medians, last_medians = medians[: stretches // 3], medians[-(stretches // 3) :]
-    change = summary.percentile(last_medians, 0.5) / summary.percentile(first_medians, 0.5) - 1
+    change = stats.percentile(last_medians, 0.5) / stats.percentile(first_medians, 0.5) - 1
     longer = sum(later > earlier for later in last_medians for earlier in first_medians) / (
         len(first_medians) * len(last_medians)
     )
@@ -233,7 +239,7 @@ def _warm_up_steps(steps: Sequence[int], durations: Sequence[float]) -> int:
     """Return the number of first steps after which steps no longer become shorter; 0 if there is no such warm-up."""
     cuts = range(1, len(steps) - MIN_DRIFT_ROWS // 2 + 1)
     count = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
-    usual = summary.percentile(durations[-(len(durations) // 3) :], 0.5)
+    usual = stats.percentile(durations[-(len(durations) // 3) :], 0.5)
     while count and count < len(steps) and durations[count] > (1 + MIN_DRIFT) * usual:
         count += 1
     return count if count and steps[count - 1] < MAX_WARM_UP_STEPS else 0
@@ -245,11 +251,10 @@ def _uncertain_latency(trace: Trace) -> Iterator[Finding]:
     interval = iterations.spread_interval(steps)
     if interval is None:
         return
-    mean_ns = iterations.mean_ns(steps)
-    if interval.hi - interval.lo > 2 * MAX_HALF_WIDTH * mean_ns:
+    if interval.half > MAX_HALF_WIDTH * interval.value:
         text = (
             f"from {iterations.step_count(steps)} undisturbed steps the step's latency is only known to be between "
-            f"{interval.lo / 1e6:.3g} and {interval.hi / 1e6:.3g} ms: the steps vary too much for so short a run; "
+            f"{interval.low / 1e6:.3g} and {interval.high / 1e6:.3g} ms: the steps vary too much for so short a run; "
             "run more steps, on an otherwise idle machine"
         )
         yield Finding(Severity.WARNING, "latency", text, "B")
@@ -260,7 +265,7 @@ def _slowed_steps(trace: Trace) -> Iterator[Finding]:
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
     bare, recorded = trace.rungs[:2]
-    if recorded.added_interval is not None and recorded.added_interval.lo > MIN_EXCESS * bare.step_ns:
+    if recorded.added_interval is not None and recorded.added_interval.low > MIN_EXCESS * bare.step_ns:
         text = (
             f"a step with {depth(recorded.level)} recorded takes {recorded.step_ns / bare.step_ns:.2f} times as "
             "long as an unrecorded step: times inside it are not those of the program without profiling"

@@ -180,7 +180,7 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
         screen, reliability = first_screen(trace), words.reliability(trace)
         ledger = results["ledger"].dicts()
         return {
-            "verdict": [screen.sentence, *screen.advice_texts],
+            "verdict": [*screen.sentences, *screen.advice_texts],
             "headline": headline(answers, reliability["attributed"]),
             "phases": phases(results["phases"].dicts() if "phases" in results else []),
             "health": reliability,
