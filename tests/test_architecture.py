@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "stats", "subjects"}
-    | {"version"},
+    | {"texts", "version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xsp
-from xsp import testing
+from xsp import testing, texts
 from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
@@ -161,8 +161,8 @@ def test_the_ceiling_of_many_tiny_calls_is_not_nothing(known: Timings) -> None:
     ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e15, "fp64": 1e15}, {}, 2e13, "measured")})
     total = xsp.bound.of(tiny, timings=known).rungs["ceiling"].sequential
     assert total == pytest.approx(4 * 8000 / 2e13 * 1e9, rel=1e-2)  # 0.4 ns a call
-    assert text.time(0.33) == "0.33 ns"
-    assert [text.time(each) for each in (0.0, 1.0, 12.4)] == ["0 ns", "1 ns", "12 ns"]
+    assert texts.ns_text(0.33) == "0.33 ns"
+    assert [texts.ns_text(each) for each in (0.0, 1.0, 12.4)] == ["0 ns", "1 ns", "12 ns"]
 
 
 def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
@@ -365,7 +365,7 @@ def test_the_section_has_the_ladder_the_waterfall_and_the_calls_with_their_longe
     assert of["aten::view"].cells == ("10×100", None, None, None)
     assert "longest path" in tree.mark
     said = " ".join(each.text for each in parts if isinstance(each, Text))
-    assert "has 3 of 3 calls, and takes 0.51 ms of 0.51 ms by the times of the rung best" in said
+    assert "has 3 of 3 calls, and takes 0.51 ms of 0.51 ms by the times of the estimate best" in said
 
 
 def test_lower_limits_and_layers_without_a_bar_are_said_to_be_such(filled: Fill) -> None:

@@ -63,7 +63,7 @@ def _account(trace: Trace) -> Account:
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
     found = [_with_course(trace, each) for each in found]
     found.sort(key=lambda each: (each.rank != trace.rank, each.kind != trace.kind, each.rank, -each.share))
-    wall_ms, outside_ms = _wall(trace, found)
+    wall_ms, outside_ms = _wall(trace)
     account = Account(
         tuple(found),
         wall_ms,
@@ -235,7 +235,7 @@ def _of_rank(
         )
         tail_ns = (tail_ns - before_ns) / len(deep)
         time = _time(None, [ns + tail_ns for ns in each_ns])
-        host = _host_as_recorded(detailed, len(deep), tail_ns)
+        host = _host_as_recorded(detailed, tail_ns)
         devices = [_closed(ondevice.side(each, len(deep), RECORDED, before_ns), time) for each in device_times]
     unit = names.ITERATION if any(window.step is not None for window in deep) else "window"
     account = Iterations(
@@ -310,7 +310,7 @@ def _phase_entry(name: str, values_ns: Sequence[float], scale: float, detailed: 
     return Entry(name, ms, source, low, high, _children(detailed, name, ms, RECORDED))
 
 
-def _host_as_recorded(detailed: HostTimes, count: int, tail_ns: float) -> Side:
+def _host_as_recorded(detailed: HostTimes, tail_ns: float) -> Side:
     times = dict(detailed.phase_ns)
     if detailed.beside_ns is not None:
         times[names.OTHER_THREADS] = times[names.OTHER_THREADS] + detailed.beside_ns
@@ -590,7 +590,7 @@ def _has_calls(trace: Trace, rank: int) -> bool:
     return bool(trace.con.execute(query, [rank]).fetchall())
 
 
-def _wall(trace: Trace, found: Sequence[Iterations]) -> tuple[float | None, float | None]:
+def _wall(trace: Trace) -> tuple[float | None, float | None]:
     """Return the wall time of the loop of the figures' rank in milliseconds, and the part in no iteration."""
     rows = trace.con.execute(
         """

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xsp.account import entries as names
 from xsp.account.entries import Account, Entry, Iterations, Side, SlowIterations
 from xsp.account.onhost import STATES
+from xsp.texts import ms_text
 
 MOST_LINES = 8
 """Most lines of a side."""
@@ -107,16 +108,6 @@ _WAITS = (names.WAITING, *names.OF_COLLECTIVES)
 """States of the host that are lines of their own, in whatever phase they are."""
 
 
-def ms_text(ms: float) -> str:
-    """Return milliseconds with a unit that fits and three digits."""
-    for unit, factor in (("s", 1e-3), ("ms", 1.0), ("µs", 1e3)):
-        if abs(ms) * factor >= 0.9995 or unit == "µs":
-            value = ms * factor
-            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError("unreachable")
-
-
 def _of(part_ms: float, whole_ms: float) -> str:
     """Return two times and their share: `12.1 of 20.0 ms (60 %)`."""
     part, whole = ms_text(part_ms), ms_text(whole_ms)
@@ -153,7 +144,11 @@ def limit(account: Account, attention_ms: float = 0.0) -> str:
         return (
             f"Rank {late.rank} is late by {ms_text(late.late_ms)} at the {first}{late.collective}: "
             f"{_of(late.waited_ms, late.exposed_ms)} of exposed communication on {late.ranks} ranks wait for it"
-            + (f"; its {late.part} takes {ms_text(late.part_ms)} longer than theirs." if late.part else ".")
+            + (
+                f"; its {_TIME_OF.get(late.part, late.part)} takes {ms_text(late.part_ms)} longer than theirs."
+                if late.part
+                else "."
+            )
         )
     if main.device is None:
         return _on_host_alone(main)
@@ -251,6 +246,9 @@ def _on_host_alone(main: Iterations) -> str:
 
 def _subject(main: Iterations) -> str:
     return "The recording" if main.unit == "window" else "An iteration"
+
+
+_TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}
 
 
 def _largest(entry: Entry, total_ms: float) -> str:

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xsp.account.sentences import ms_text
 from xsp.advise.advice import Place
-from xsp.advise.device import Features, Piece, Row, places, shorten
+from xsp.advise.device import Features, Piece, Row, places
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device import ceilings
 from xsp.device.kernelnames import MATRIX
 from xsp.errors import XspError
 from xsp.table import literal
+from xsp.texts import cut, ms_text
 
 PRECISION_NOTE = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
 
@@ -139,7 +139,7 @@ def _fusible(answers: Answers, share: Callable[[float], float], features: Featur
     if not saved_ms:
         return
     largest = _by_op([row for row in fusible if row["chained_ms"]])[:3]
-    listing = ", ".join(shorten(row["op"] or row["class"], 30) for row in largest)
+    listing = ", ".join(cut(row["op"] or row["class"], 30) for row in largest)
     hint = "it is compiled already: look for what is not (graph breaks)" if features.is_compiled else "torch.compile"
     yield Piece(
         "device-fusion",
@@ -172,7 +172,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], excluded:
     worst = sorted(by_name.items(), key=lambda item: -sum(map(lost_ms, item[1])))[:_MOST_ROOFS]
     for name, group in worst:
         worst_row = max(group, key=lost_ms)
-        shapes = f" {shorten(str(worst_row['shapes']))}" if worst_row["shapes"] else ""
+        shapes = f" {cut(str(worst_row['shapes']), 40)}" if worst_row["shapes"] else ""
         more_text = f" and {len(group) - 1} more shapes" if len(group) > 1 else ""
         percent = sum(row["percent_of_device_time"] for row in group)
         ms = sum(map(lost_ms, group))

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from xsp import account
 from xsp.account import entries as names
 from xsp.account.entries import SlowIterations
-from xsp.account.sentences import ms_text, ordinal
+from xsp.account.sentences import ordinal
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
 from xsp.stats import Interval
+from xsp.texts import ms_text
 
 LEAST_PERCENT = 4.0
 """Least percentage of the mean iteration that slow iterations add."""

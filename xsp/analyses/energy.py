@@ -40,7 +40,7 @@ MIN_PERIOD_RATIO = 1.5
 the period of the counter. A faster counter changes with every reading."""
 
 
-class Change(NamedTuple):
+class CounterChange(NamedTuple):
     """A change of a counter."""
 
     after_ns: int
@@ -55,14 +55,14 @@ class Change(NamedTuple):
 class Counter(NamedTuple):
     """The changes of the energy counter of a device, and how often it is updated."""
 
-    changes: Sequence[Change]
+    changes: Sequence[CounterChange]
     period_ns: float
     """Time between two updates; if the counter is faster than the readings, the median time between two readings."""
 
     relative_error: float | None
     """Error of the period as a share of it; None if the counter is faster than the readings."""
 
-    def in_stretch(self, stretch: Stretch) -> list[Change]:
+    def in_stretch(self, stretch: Stretch) -> list[CounterChange]:
         """Return the changes that are certainly in a stretch, and at least a period after its start.
 
         The first period is left out because the device starts late in it and its power rises. None is left out at the
@@ -73,7 +73,7 @@ class Counter(NamedTuple):
             self.changes[start_index : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)]
         )
 
-    def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
+    def between_ns(self, first: CounterChange, last: CounterChange) -> tuple[float, int]:
         """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
 
         A reading shows a change late by up to the time between two readings, which is long compared with a stretch. The
@@ -152,7 +152,7 @@ def _reason_without_energy(trace: Trace) -> str | None:
     period_ms = best.counter.period_ns / 1e6
     return (
         f"the energy counter of device {best.device} changes every {period_ms:.0f} ms; "
-        f"{best.stretches} of the {MIN_STRETCHES} necessary stretches of usual steps without recording were long "
+        f"{best.stretches} of the {MIN_STRETCHES} necessary bursts of usual steps without recording were long "
         "enough for two changes. Run more steps, and record fewer of them (--budget 1%), or use a larger batch"
     )
 
@@ -172,14 +172,14 @@ def _reason_without_counter(trace: Trace) -> str | None:
 def energy_of_steps(trace: Trace) -> Table:
     """The energy of each device in an iteration of the program, from the device's counter while no step was recorded.
 
-    `watts` is the mean power between the first and the last change of the counter in stretches of steps that ran
+    `watts` is the mean power between the first and the last change of the counter in bursts of steps that ran
     without recording; `joules` is this power times `iteration_ms` of `loop`. The intervals contain the differences
-    between stretches and the error of the counter's period, those of `joules` also the interval of the iteration. They
+    between bursts and the error of the counter's period, those of `joules` also the interval of the iteration. They
     do not contain the error of the device's sensor. A device uses energy even when it waits: `lowest_watts` is the
     lowest reading of its power in the whole run. `updates` is the number of changes of the counter that the figures
     come from, `update_ms` the time between two changes. `throttled` names the reasons for lower clocks in this time,
     `other_processes` is the largest number of other processes on the device then; both are null if they were not
-    sampled. Figures of a device are null if it has fewer than three such stretches. If a rank has several devices, the
+    sampled. Figures of a device are null if it has fewer than three such bursts. If a rank has several devices, the
     row with a null `device` is their sum, its interval the sum of theirs.
 
     Energy by layer is refused: an update of the counter (every 100 ms on an H200) covers many layers, and all steps
@@ -297,7 +297,7 @@ def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
 
 def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     changes = [
-        Change(before_ns, at_ns, value)
+        CounterChange(before_ns, at_ns, value)
         for (before_ns, before), (at_ns, value) in itertools.pairwise(readings)
         if value != before
     ]
@@ -319,7 +319,7 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     return Counter(changes, length_ns / periods, error_ns / length_ns)
 
 
-def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+def _rising_parts(changes: Sequence[CounterChange]) -> Iterator[Sequence[CounterChange]]:
     """Yield the parts with several changes in which a counter rises, without the changes at which it goes down.
 
     It goes down when the driver is loaded anew, which happens at any time, not only at an update.
@@ -332,7 +332,7 @@ def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
             yield changes[start + 1 : end]
 
 
-def _middle(change: Change, period_ns: float) -> float:
+def _middle(change: CounterChange, period_ns: float) -> float:
     """Return the middle of the time in which a change happened: between two readings, and in the last period."""
     return change.at_ns - min(change.at_ns - change.after_ns, period_ns) / 2
 

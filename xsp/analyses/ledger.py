@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
 from xsp.store.trace import Rung, Trace
 from xsp.store.views import LAYERS
+from xsp.texts import milliseconds
 
 _COLUMNS = {
     "deepest": "VARCHAR",
@@ -30,7 +31,7 @@ _COLUMNS = {
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def ledger(trace: Trace) -> Table:
-    """The overhead of each rung: what it adds to a step, with its interval, per span, and compared to the calibration.
+    """The overhead of each level set: what it adds to a step, per span, and against the calibration.
 
     `deepest` is the level that the steps of a row record in addition to those of the row before; `rung` is the set of
     recorded levels, see docs/understand/concepts.md. `added_percent` is a percentage of the step in the first row.

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
+from xsp.texts import milliseconds
 
 STEP_SOURCES = ("steady", "bare", "after recorded ones")
 """The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""
@@ -43,7 +44,7 @@ def program_loop(trace: Trace) -> Table:
     is a percentage of the wall time of the whole loop, `steps` the number of all steps that ran, `low_ms` and `high_ms`
     the confidence interval of the iteration. A distributed program has a row per rank, and one for the job, whose
     throughput is that of all ranks together. `samples_from` is the source of the number of samples: stated, the first
-    dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: steady steps
+    dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: `steady`
     ran as if nothing were recorded. Times are null if no step ran without recording, or only short steps right after
     recorded ones, which may take twice as long. `page_faults` is the number of page faults per iteration without disk
     access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in

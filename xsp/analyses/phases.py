@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xsp import stats
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.schema import Kind, Level
 from xsp.store import selftimes
 from xsp.store.figures import own_rung
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED, iterations
 from xsp.store.trace import Trace
 from xsp.store.views import NS
+from xsp.texts import milliseconds, percent_of
 
 FORWARD, BACKWARD, OPTIMIZER, DATA = (str(kind) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER, Kind.DATA))
 REST, BETWEEN, ITERATION = "rest of the step", "between steps", "the iteration"
@@ -149,7 +150,7 @@ def phases(trace: Trace) -> Table:
             phase,
             calls.get(phase),
             milliseconds(ns),
-            _percent(ns, phase_ns[ITERATION]),
+            percent_of(ns, phase_ns[ITERATION]),
             milliseconds(busy.get(phase)),
             sources.get(phase),
         )
@@ -242,10 +243,6 @@ def _busy_ns(trace: Trace, sources: dict[str, str]) -> dict[str, float]:
         """
     ).fetchall()
     return dict(rows)
-
-
-def _percent(part: float | None, total: float | None) -> float | None:
-    return 100 * part / total if part is not None and total else None
 
 
 # --- over the run ---------------------------------------------------------------------------------------------

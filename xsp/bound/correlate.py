@@ -73,7 +73,7 @@ class Correlation:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CoefficientDifference:
     """The coefficient of the longest path minus that of FLOPs, over the models that have both."""
 
     coefficient: str
@@ -135,7 +135,7 @@ class Group:
     """Name, latency in nanoseconds and measures of each model."""
 
     correlations: tuple[Correlation, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[CoefficientDifference, ...]
     regression: Regression | None
     reason: str = ""
     """Why there are no figures, or no regression."""
@@ -256,7 +256,7 @@ def _correlation(measure: str, points: Points) -> Correlation:
     return Correlation(measure, len(usable), log_figure, rank_figure, figure(log_figure.value**2, pearson**2))
 
 
-def _differences(points: Points) -> tuple[Difference, ...]:
+def _differences(points: Points) -> tuple[CoefficientDifference, ...]:
     """Return the coefficients of the longest path minus those of FLOPs, from the same resamples for both."""
     usable = _points_with(points, PATH, WORK)
     if len(usable) < MIN_MODELS:
@@ -266,7 +266,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
         return ()
     draws = resamples(len(usable))
     return (
-        Difference(
+        CoefficientDifference(
             "pearson",
             len(usable),
             figure(
@@ -274,7 +274,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
                 pearson_rows(path[draws], y[draws]) - pearson_rows(work[draws], y[draws]),
             ),
         ),
-        Difference(
+        CoefficientDifference(
             "spearman",
             len(usable),
             figure(

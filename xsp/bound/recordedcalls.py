@@ -58,7 +58,7 @@ class RecordedCall:
     """Names of the operators inside the call."""
 
 
-class _Row(NamedTuple):
+class _SpanRow(NamedTuple):
     span_id: str
     parent_id: str | None
     name: str
@@ -83,7 +83,7 @@ _ROWS = f"""
 
 @dataclass
 class _Span:
-    row: _Row
+    row: _SpanRow
     children: list[_Span] = field(default_factory=list)
     kernels: int = 0
     device_ns: float = 0.0
@@ -209,7 +209,7 @@ def _trees(trace: Trace) -> list[_Span]:
     """Return the trees of operators, from the outermost ones."""
     roots: list[_Span] = []
     by_id: dict[str, _Span] = {}
-    for row in map(_Row._make, trace.con.execute(_ROWS).fetchall()):
+    for row in map(_SpanRow._make, trace.con.execute(_ROWS).fetchall()):
         span = _Span(row)
         parent = by_id.get(row.parent_id or "")
         if parent is not None:

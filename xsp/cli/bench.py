@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
+from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bench.spec import Spec
@@ -149,8 +150,8 @@ def budget(text: str) -> float:
     Raises:
         UsageError: the text is not a time above 0.
     """
-    seconds = options.duration(text)
-    if seconds is None:
+    seconds = parse_seconds(text)
+    if not seconds:
         raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
     return seconds
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
+from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bound import Bound
@@ -43,8 +44,8 @@ SEQUENCE = 128
 
 def seconds(text: str) -> float:
     """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    value = options.duration(text)
-    if value is None:
+    value = parse_seconds(text)
+    if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
     return value
 

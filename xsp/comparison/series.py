@@ -56,7 +56,7 @@ class Bare(NamedTuple):
     """Iterations of the program's loop: each step with the time since the step before it."""
 
 
-class Steps(NamedTuple):
+class RunSteps(NamedTuple):
     """The steps of a run: bare steps, and steps that were recorded at the rung of the model."""
 
     steady: Bare | None
@@ -66,13 +66,13 @@ class Steps(NamedTuple):
     recorded: Series | None
 
 
-def steps(trace: Trace) -> Steps:
+def steps(trace: Trace) -> RunSteps:
     """Return the steps of a run that are of the same kind as its figures."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
     recorded = rows[0]._replace(key="step") if rows else None
     kind_condition = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
     if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
-        return Steps(None, None, recorded)
+        return RunSteps(None, None, recorded)
     bare_rows = trace.con.execute(
         f"""
         WITH {NEARNESS}
@@ -82,7 +82,7 @@ def steps(trace: Trace) -> Steps:
         """
     ).fetchall()
     name = recorded.name if recorded is not None else "step"
-    return Steps(_bare(name, [row for row in bare_rows if row[3]]), _bare(name, bare_rows), recorded)
+    return RunSteps(_bare(name, [row for row in bare_rows if row[3]]), _bare(name, bare_rows), recorded)
 
 
 def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
@@ -103,7 +103,7 @@ def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> 
     return Series(key, name, None, values, 1, covered=sum(steps))
 
 
-def best_common_steps(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
+def best_common_steps(runs: Sequence[RunSteps]) -> tuple[list[list[Series]], list[list[Series]]]:
     """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.

@@ -47,7 +47,7 @@ RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class RuleChange:
     """A change by a rule at one place."""
 
     rule: str
@@ -76,18 +76,18 @@ class RewrittenGraph:
 
     original: Graph
     graph: Graph
-    changes: tuple[Change, ...]
+    changes: tuple[RuleChange, ...]
     prepared: tuple[tuple[int, PreparedTensor], ...] = ()
     """Number and recipe of each outside tensor of the rewritten graph that is made once from others."""
 
     outside: tuple[Origin, ...] = ()
     """Name in the original graph of each outside tensor of the rewritten one; for a prepared one its index."""
 
-    def removed_calls(self, change: Change) -> Iterator[int]:
+    def removed_calls(self, change: RuleChange) -> Iterator[int]:
         """Yield the places of the removed calls that do work."""
         return (index for index in change.removed if self.original.nodes[index].computes)
 
-    def added_calls(self, change: Change) -> Iterator[int]:
+    def added_calls(self, change: RuleChange) -> Iterator[int]:
         """Yield the places of the added calls that do work."""
         return (index for index in change.added if self.graph.nodes[index].computes)
 
@@ -120,10 +120,10 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> RewrittenGraph:
     )
 
 
-def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> Change:
+def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> RuleChange:
     original = len(draft.graph.nodes)
     removed = tuple(sorted(number for number in finding.removed if number < original))
-    return Change(
+    return RuleChange(
         finding.rule,
         removed,
         tuple(sorted(number for number in finding.kept if number < original)),
@@ -151,7 +151,7 @@ def page(rewritten: RewrittenGraph) -> str:
     before, after = measures(rewritten.original), measures(rewritten.graph)
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
     lines += [f"{name:28} {_cell(before, name):>16} {_cell(after, name):>16}" for name in PAGE_MEASURES]
-    groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
+    groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
     for change in rewritten.changes:
         groups[change.rule, change.description, change.changes_numbers].append(change)
     for (rule, description, effect), similar in list(groups.items())[:MOST_LINES]:
@@ -188,5 +188,5 @@ def as_json(rewritten: RewrittenGraph) -> dict[str, Any]:
     }
 
 
-def _change_fields(change: Change) -> dict[str, Any]:
+def _change_fields(change: RuleChange) -> dict[str, Any]:
     return {"said" if name == "description" else name: value for name, value in asdict(change).items()}

@@ -10,8 +10,9 @@ from xsp import sections
 from xsp.graph import memory, moduletable, work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
-from xsp.graph.text import amount, at_least, shapes, sizes
+from xsp.graph.text import at_least, shapes, sizes
 from xsp.sections import Branch, Cell, Section, Table, Text, Tree
+from xsp.texts import amount
 
 NAME = "graph"
 

@@ -9,9 +9,9 @@ from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
+from xsp.texts import amount
 
 MOST_OPERATORS = 12
-_PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 
 
 MODULE_LEVELS = 2
@@ -26,17 +26,6 @@ def page(graph: Graph, levels: int = MODULE_LEVELS) -> str:
     if graph.problems:
         lines += ["", *(plain(f"{problem.where}: {problem.reason}") for problem in graph.problems)]
     return "\n".join(lines)
-
-
-def amount(value: int | None, unit: str = "") -> str:
-    """Return a figure with three digits and a decimal prefix; a dash if unknown."""
-    if value is None:
-        return "–"
-    size, place = float(value), 0
-    while abs(size) >= 999.5 and place < len(_PREFIXES) - 1:
-        size, place = size / 1000, place + 1
-    digits = f"{size:.0f}" if place == 0 or size >= 99.95 else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
-    return f"{digits} {_PREFIXES[place]}{unit}".rstrip()
 
 
 def at_least(figures: work.Total, unit: str = "") -> str:

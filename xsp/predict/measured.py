@@ -17,9 +17,9 @@ from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, Curve
-from xsp.comparison.significance import quantile as student
 from xsp.errors import UsageError
 from xsp.predict.collectives import Link
+from xsp.stats import student
 
 NAME = "measured"
 

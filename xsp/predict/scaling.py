@@ -16,7 +16,7 @@ from xsp.predict.training import NO_LINK, Job, Work
 
 LIMITS = (
     "Nothing was measured on several ranks: the step of one rank is combined with the stated constants of a link.",
-    "Assumed: collectives do not slow down computation that they overlap with; all ranks are connected alike.",
+    "Assumed: collectives do not slow down computation that they overlap with; all ranks have equal links.",
 )
 
 
@@ -37,7 +37,7 @@ class Point:
     """Step of one rank over this step: the share of perfect scaling, with the same batch on each rank."""
 
 
-class Change(NamedTuple):
+class WhatIf(NamedTuple):
     """A requested change: its name, and the step and job with it."""
 
     name: str
@@ -87,7 +87,7 @@ def of(
     job: Job,
     ranks: Sequence[int],
     original: RecordedStep | None = None,
-    changes: Sequence[Change] = (),
+    changes: Sequence[WhatIf] = (),
 ) -> Scaling:
     """Return the predicted step on each number of ranks.
 
@@ -127,7 +127,7 @@ def _single_rank_step(recorded: RecordedStep, job: Job) -> float:
     return prediction.predict(work_on_shared_cores(recorded, single_job), single_job).step
 
 
-def _change_prediction(change: Change, base: Point, batches: int) -> ChangePrediction:
+def _change_prediction(change: WhatIf, base: Point, batches: int) -> ChangePrediction:
     """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
     single_step = _single_rank_step(change.recorded, change.job)
     point = _point(change.recorded, replace(change.job, ranks=base.ranks), single_step)

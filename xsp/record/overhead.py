@@ -17,6 +17,7 @@ from xsp import processes, stats
 from xsp.clock import monotonic_ns
 from xsp.levels import rung_name
 from xsp.record.schedule import Turn
+from xsp.texts import percent_of
 
 NEARBY_STEPS = 15
 """Number of bare steps whose median a recorded step is compared with."""
@@ -359,7 +360,8 @@ class Account:
 
 
 def _percent(part: float, total: float) -> float | None:
-    return round(100 * part / total, 4) if total else None
+    percent = percent_of(part, total)
+    return None if percent is None else round(percent, 4)
 
 
 def _rounded(value: float | None) -> int | None:

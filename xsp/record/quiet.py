@@ -67,7 +67,7 @@ class _StretchStep:
         self._quiet.end_if_last()
 
 
-class Steps(Protocol):
+class StepsBetween(Protocol):
     """The part of `xsp.record.steps.Steps` that is used here."""
 
     account: Account
@@ -96,7 +96,7 @@ class Steps(Protocol):
 class Quiet:
     """The current stretch: when it begins, and how it is counted."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepsBetween) -> None:
         self._steps = steps
         self.remaining = 0
         """Steps that remain in the stretch."""

@@ -405,7 +405,7 @@ class profile:
             reason = f"{steps.step_count} ran, so few or so short that {percent:g} % of their time does not pay for one"
             return f"{reason}: use a {remedy}"
         if steps.step_count and not self.schedule.warmup:
-            settle_reason = f"{steps.step_count} ran, so short that all of them served to settle"
+            settle_reason = f"{steps.step_count} ran, so short that all of them passed before one could be recorded"
             return f"{settle_reason}; run more, or set settle=0"
         if steps.step_count:
             warmup_reason = f"{steps.step_count} ran, the first {self.schedule.warmup} of them to warm up"

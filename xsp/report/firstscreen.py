@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
-from xsp.account.sentences import SHORT, Line, limit, lines, ms_text, remarks
+from xsp.account.sentences import SHORT, Line, limit, lines, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, Needs
 from xsp.analyses.answers import Answers
@@ -23,10 +23,11 @@ from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import shortened
-from xsp.report.words import devices_text, number
+from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
+from xsp.texts import ms_text, number
 
 MOST_LINES = 25
 MOST_PIECES = 3

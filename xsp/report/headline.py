@@ -7,14 +7,14 @@ from typing import Any
 
 from xsp import account
 from xsp.account import entries as names
-from xsp.account.sentences import ms_text
 from xsp.analyses.answers import Answers
 from xsp.analyses.loop import STEP_SOURCES as FIGURE_SOURCES
 from xsp.levels import depth
 from xsp.report.loop import BASES
-from xsp.report.words import number, used_devices
+from xsp.report.words import used_devices
 from xsp.run import Budget, Run
 from xsp.schema import Grade
+from xsp.texts import ms_text, number
 
 Row = Mapping[str, Any]
 
@@ -60,7 +60,13 @@ def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
     if row is None or row["iteration_ms"] is None:
         return []
     if models and all(model.get("loop_ms") is None for model in models):
-        return [("an iteration of the loop", "–", "only short steps soon after recorded ones ran bare; run more steps")]
+        return [
+            (
+                "an iteration of the loop",
+                "–",
+                "all unrecorded steps are short and ran soon after recorded ones; run more steps",
+            )
+        ]
     iteration_ms, basis = row["iteration_ms"], BASES[FIGURE_SOURCES.index(row["figures_from"])]
     scope = "" if row["scope"] == "program" else f" of the {row['scope']}"
     figures = [

@@ -10,8 +10,8 @@ from xsp.comparison import evidence
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
-from xsp.share.shelf import size_text
 from xsp.share.weights import Tensor
+from xsp.texts import size_text
 
 PAYS, PAYS_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
 

@@ -20,7 +20,7 @@ LATER_ROWS = 40
 """Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
 
 
-class Change(NamedTuple):
+class Slowdown(NamedTuple):
     """The median iterations before and after operators or device work were recorded first; nanoseconds."""
 
     before_ns: float
@@ -29,7 +29,7 @@ class Change(NamedTuple):
     """95 % interval of `after_ns` / `before_ns`."""
 
 
-def change(con: duckdb.DuckDBPyConnection) -> Change | None:
+def change(con: duckdb.DuckDBPyConnection) -> Slowdown | None:
     """Return how the iterations of the kind and rank of `alike` changed with the first deep recording.
 
     Args:
@@ -65,6 +65,6 @@ def change(con: duckdb.DuckDBPyConnection) -> Change | None:
     return _change(before, after) if min(len(before), len(after)) >= MIN_ROWS else None
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Change:
+def _change(before: Sequence[float], after: Sequence[float]) -> Slowdown:
     before_ns, after_ns = stats.percentile(before, 0.5), stats.percentile(after, 0.5)
-    return Change(before_ns, after_ns, stats.median_ratio_interval(after, before))
+    return Slowdown(before_ns, after_ns, stats.median_ratio_interval(after, before))

@@ -65,7 +65,7 @@ class Stratum(NamedTuple):
     """Every how many steps of the rank one of them runs; None if that varies."""
 
 
-class _Row(NamedTuple):
+class _IterationRow(NamedTuple):
     step: int
     steps: int
     rung: int
@@ -99,26 +99,26 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: i
         FROM loop WHERE status = 'ok' AND (step >= {int(first)} OR rung <> {BARE}) ORDER BY rank, kind, step
         """
     ).fetchall()
-    by_kind: dict[tuple[int, int], list[_Row]] = defaultdict(list)
+    by_kind: dict[tuple[int, int], list[_IterationRow]] = defaultdict(list)
     for rank, kind, *row in rows:
-        by_kind[rank, kind].append(_Row(*row))
+        by_kind[rank, kind].append(_IterationRow(*row))
     return [stratum for (rank, kind), group in by_kind.items() for stratum in _strata_of(rank, kind, group)]
 
 
-def _strata_of(rank: int, kind: int, rows: Sequence[_Row]) -> list[Stratum]:
+def _strata_of(rank: int, kind: int, rows: Sequence[_IterationRow]) -> list[Stratum]:
     bare = sorted((row for row in rows if row.rung == BARE), key=lambda row: row.ns)
     if not bare:
         return []
     groups = _divided(bare) if sum(row.steps for row in bare) >= FEWEST_BARE else [bare]
     slowdowns = _slowdowns(bare, [row for row in rows if row.rung != BARE])
-    recorded: list[list[_Row]] = [[] for _ in groups]
+    recorded: list[list[_IterationRow]] = [[] for _ in groups]
     for row in rows:
         if row.rung != BARE:
             recorded[_nearest(groups, row.step_ns / slowdowns.get(row.rung, 1.0) + row.before_ns)].append(row)
     return [_stratum(rank, kind, group, own) for group, own in zip(groups, recorded, strict=True)]
 
 
-def _divided(bare: Sequence[_Row]) -> list[Sequence[_Row]]:
+def _divided(bare: Sequence[_IterationRow]) -> list[Sequence[_IterationRow]]:
     """Divide iterations, in ascending order of their times, where the times have the largest gaps."""
     ratios = [
         (later.ns / max(1.0, earlier.ns), index)
@@ -128,7 +128,7 @@ def _divided(bare: Sequence[_Row]) -> list[Sequence[_Row]]:
     return [bare[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(bare)], strict=True)]
 
 
-def _slowdowns(bare: Sequence[_Row], recorded: Sequence[_Row]) -> dict[int, float]:
+def _slowdowns(bare: Sequence[_IterationRow], recorded: Sequence[_IterationRow]) -> dict[int, float]:
     """Return by how much recording at each rung slows a step, from the faster ones of both: most are alike."""
     usual_ns = stats.percentile([row.step_ns for row in bare], 0.25, [row.steps for row in bare])
     times: dict[int, list[float]] = defaultdict(list)
@@ -141,7 +141,7 @@ def _slowdowns(bare: Sequence[_Row], recorded: Sequence[_Row]) -> dict[int, floa
     }
 
 
-def _nearest(groups: Sequence[Sequence[_Row]], ns: float) -> int:
+def _nearest(groups: Sequence[Sequence[_IterationRow]], ns: float) -> int:
     """Return the index of the stratum whose range of times is nearest to a time, by its ratio."""
 
     def distance(index: int) -> float:
@@ -151,7 +151,7 @@ def _nearest(groups: Sequence[Sequence[_Row]], ns: float) -> int:
     return min(range(len(groups)), key=distance)
 
 
-def _stratum(rank: int, kind: int, bare: Sequence[_Row], recorded: Sequence[_Row]) -> Stratum:
+def _stratum(rank: int, kind: int, bare: Sequence[_IterationRow], recorded: Sequence[_IterationRow]) -> Stratum:
     count = sum(row.steps for row in bare)
     return Stratum(
         rank,
