@@ -156,4 +156,4 @@ def _summary(bound: Bound) -> str:
     sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
     doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
     sentence += f" All figures are {bound.scope}; fused calls can take less."
-    return sentence + (f"  Missing estimates:  {absent}." if absent else "") + doubts
+    return sentence + (f" Missing estimates: {absent}." if absent else "") + doubts
