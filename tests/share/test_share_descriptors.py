@@ -50,6 +50,7 @@ def test_a_client_that_has_asked_once_may_stay_for_hours(tmp_path: Path, monkeyp
     """A device's store keeps its connection to the host's while it holds nothing, and ends if that is closed."""
     with serving_here(tmp_path / "s") as here, client.connect(here.folder) as connection:
         before = client.ask_large(connection, {"ask": "status"})
+        time.sleep(serving.SWEEP_S)  # it has answered, and the connection is idle
         late_s = time.monotonic() + 86_400
         monkeypatch.setattr(connections.time, "monotonic", lambda: late_s)
         time.sleep(2 * serving.SWEEP_S)  # an open connection is looked at once a second
