@@ -71,7 +71,9 @@ def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
 def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     """Return the account of a kind of which the trace's figures describe no step: what the loop tells."""
     time = _time(measured, ())
-    host = Side("host", tuple(_of_loop(measured, measured.step_ns, 0.0)) if time.ms is not None else ())
+    outside = _outside_steps(measured) if time.ms is not None else []
+    step_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in outside)
+    host = Side("host", (*outside, *([Entry("step", step_ms, BARE)] if step_ms > 0 else [])))
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
         measured.recorded, 0, time, host, share=measured.share, samples_per_s=measured.samples_per_s,
@@ -111,16 +113,17 @@ def _at_least(time: Entry, busy_ns: Sequence[float]) -> Entry:
     )
 
 
-def _of_loop(measured: Iteration, step_ns: float | None, data_in_step_ns: float) -> list[Entry]:
-    """Return the parts of an iteration that the loop tells without any recording."""
-    entries = []
-    if measured.data_ns:
-        entries.append(Entry(names.DATA, measured.data_ns / 1e6, BARE))
-    if measured.between_ns:
-        entries.append(Entry(names.BETWEEN, measured.between_ns / 1e6, BARE))
-    if step_ns:
-        entries.append(Entry("step", max(0.0, step_ns - data_in_step_ns) / 1e6, BARE))
-    return entries
+def _outside_steps(measured: Iteration) -> list[Entry]:
+    """Return the parts of an iteration that the loop tells without any recording: waits for data, and other gaps."""
+    parts = (
+        (names.DATA, measured.data_ns, measured.data_interval),
+        (names.BETWEEN, measured.between_ns, measured.between_interval),
+    )
+    return [
+        Entry(name, ns / 1e6, BARE, *((max(0.0, ends.lo) / 1e6, ends.hi / 1e6) if ends is not None else (None, None)))
+        for name, ns, ends in parts
+        if ns
+    ]
 
 
 def _of_rank(
@@ -266,15 +269,11 @@ def _host_of_loop(
         entries.append(replace(entry, ms=ms, children=_children(detailed, name, ms, RECORDED)))
     if not whole_ns and step_ns:
         entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
-    if data_ns:
-        entries.append(Entry(names.DATA, data_ns / 1e6, BARE))
-    if between_ns:
-        seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
-        is_seen = seen_ns >= MIN_SEEN_SHARE * between_ns
-        ms = between_ns / 1e6
-        entries.append(
-            Entry(names.BETWEEN, ms, BARE, children=_children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ())
-        )
+    seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
+    for entry in _outside_steps(measured):
+        if entry.name == names.BETWEEN and seen_ns >= MIN_SEEN_SHARE * between_ns:
+            entry = replace(entry, children=_children(detailed, entry.name, entry.ms or 0.0, RECORDED))
+        entries.append(entry)
     rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
     if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it
         entries = list(names.scaled(entries, time.ms / (time.ms - rest_ms)))

@@ -23,6 +23,9 @@ IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, 
     "the trace does not show why",
     "between steps, not recorded",
 )
+OF_IDLE = "idle: "
+"""Prefix of the causes of idle time where they are parts beside others."""
+
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
 
 
@@ -137,6 +140,10 @@ class Iterations:
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
 
+    def percent(self, ms: float | None) -> float | None:
+        """Return a time as a percentage of the iteration; None if one of them is unknown."""
+        return 100 * ms / self.time.ms if ms is not None and self.time.ms else None
+
     @property
     def device(self) -> Side | None:
         """The busiest device."""
@@ -236,6 +243,10 @@ class Account:
         for each in same:
             by_rank.setdefault(each.rank, each)
         return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+    def of(self, rank: int, kind: int | None) -> Iterations | None:
+        """Return the account of a rank and kind; None if there is none."""
+        return next((each for each in self.iterations if (each.rank, each.kind) == (rank, kind)), None)
 
     def forbids(self, what: str) -> bool:
         """Return whether a doubt forbids statements on `busy` or `cause`."""

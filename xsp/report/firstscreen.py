@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
-from xsp.account.sentences import Line, limit, lines, ms_text
+from xsp.account.sentences import Line, limit, lines, ms_text, percent_text
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, Needs
 from xsp.analyses.answers import Answers
@@ -45,7 +45,10 @@ MAX_WIDTH, MIN_WIDTH = 100, 60
 class FirstScreen:
     """The parts of the screen as text, without line breaks."""
 
+    name: str
     heading: str
+    """Name, device, time of an iteration, work per second."""
+
     sentence: str
     host: tuple[Line, ...]
     device: tuple[Line, ...]
@@ -58,11 +61,6 @@ class FirstScreen:
 
     cost: Budget | None = None
     """What profiling cost the program, if it was profiled by xsp."""
-
-    @property
-    def advice_texts(self) -> tuple[str, ...]:
-        """The pieces of advice, each in a sentence with its gain and what to do."""
-        return tuple(map(_piece_text, self.advice))
 
 
 def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advice] | None = None) -> FirstScreen:
@@ -79,6 +77,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     findings = health(trace)
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
     return FirstScreen(
+        trace.name,
         _heading(trace, accounted),
         limit(accounted, _attention_ms(trace, accounted)),
         tuple(lines(main, main.host)) if main is not None else (),
@@ -255,18 +254,15 @@ def _cell(line: Line, width: int) -> str:
     return f"  {name:{width - len(figures) - 3}} {figures}"
 
 
-def _gain(piece: Advice) -> str:
+def gain_text(piece: Advice) -> str:
+    """Return how much a piece of advice saves: `save at most 3.1 ms (12 %)`."""
     bound = "at most" if piece.at_most else "about"
-    return f"save {bound} {ms_text(piece.gain.value)} ({piece.of_step_percent:.0f} %): {piece.what}"
-
-
-def _piece_text(piece: Advice) -> str:
-    return f"{_gain(piece)}. Do: {piece.do.replace('`', '')}"
+    return f"save {bound} {ms_text(piece.gain.value)} ({percent_text(piece.of_step_percent)})"
 
 
 def _piece(place: int, piece: Advice, width: int, most: int) -> list[str]:
     """Return a piece in at most `most` lines, the last one with what to do."""
-    what = _wrapped(f"{place}. {_gain(piece)}", width, most - 1, "   ")
+    what = _wrapped(f"{place}. {gain_text(piece)}: {piece.what}", width, most - 1, "   ")
     return [
         *what,
         *(f"   {line}" for line in _wrapped(f"do: {piece.do.replace('`', '')}", width - 3, most - len(what))),
