@@ -11,7 +11,7 @@ from xsp import summary
 from xsp.account import entries as names
 from xsp.account import ondevice, onhost, places, plausibility, ranks
 from xsp.account.check import violations
-from xsp.account.entries import Account, Entry, Iterations, Limit, Side
+from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
@@ -22,22 +22,12 @@ from xsp.store.trace import Trace
 NEARLY_ALL = 0.85
 """Share of an iteration from which the side that takes it is the only one that limits."""
 
-BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
-
 MIN_SEEN_SHARE = 0.5
 """Least share of the time between steps that recorded iterations must contain to tell what it consists of."""
 
 
 def of(trace: Trace) -> Account:
-    """Return the account of a trace; computed once, in time proportional to the recorded spans.
-
-    The time of an iteration comes from iterations that were not recorded, its parts from recorded ones. Where both
-    differ, host times are scaled to the iteration, and busy times of devices are not: recording slows only the host.
-    """
-    return trace.cached("account", lambda: _account(trace))
-
-
-def _account(trace: Trace) -> Account:
+    """Return the account of a trace, computed anew; see `xsp.account.of`."""
     loop = iterations(trace.con)
     by_rank: dict[int, list[Window]] = {}
     for window in windows(trace):

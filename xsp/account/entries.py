@@ -23,6 +23,9 @@ IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, 
     "the trace does not show why",
     "between steps, not recorded",
 )
+BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
+"""Sources of times."""
+
 OF_IDLE = "idle: "
 """Prefix of the causes of idle time where they are parts beside others."""
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from xsp import account
 from xsp.account import Entry, Iterations
-from xsp.account.assembly import BARE, RECORDED
-from xsp.account.entries import BETWEEN, DATA
+from xsp.account.entries import BARE, BETWEEN, DATA, RECORDED
 from xsp.account.sentences import ms_text
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Interval, Place

@@ -6,14 +6,11 @@ nest (the closure of an optimizer runs forward and backward) or run on several t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from xsp import account
 from xsp.account import entries as names
-from xsp.account.onhost import host_times
 from xsp.account.sentences import parts
 from xsp.account.windows import windows
 from xsp.analyses.contract import Table, analysis, values
@@ -62,7 +59,7 @@ def phases(trace: Trace) -> Table:
     for name, ms in parts(main.host).items():
         entry = next((entry for entry in main.host.entries if entry.name == name), None)
         details = (None, None, None) if entry is None else (entry.place, entry.place_ms, entry.source)
-        waiting_ms = entry.part(names.WAITING) if entry is not None else None
+        waiting_ms = entry.part(names.WAITING) if entry is not None and main.device is not None else None
         rows.append((name, calls.get(name), ms, main.percent(ms), waiting_ms, *details))
     rows.append((ITERATION, None, main.time.ms, 100.0, None, None, None, main.time.source))
     return values(trace, "phases_of_step", _COLUMNS, rows)
@@ -89,12 +86,13 @@ def phases_over_time(trace: Trace) -> Table:
     part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the start
     of the part relative to the first step.
     """
-    steps = _RecordedSteps.of(trace)
+    steps = _recorded_steps(trace)
+    present = [phase for phase in _PHASES_MS if steps and phase in steps[0].phase_ns]
     stretches = _parts_of_loop(trace) or _parts_of_steps(steps)
     rows: list[tuple[Any, ...]] = []
     for part in stretches:
-        mask = (steps.numbers >= part.first_step) & (steps.numbers <= part.last_step)
-        means = {phase: _mean_ms(steps.phase_ns[phase][mask]) for phase in _PHASES_MS if phase in steps.phase_ns}
+        recorded = [step for step in steps if part.first_step <= step.number <= part.last_step]
+        means = {phase: _mean_ms(step.phase_ns[phase] for step in recorded) for phase in present}
         if part.data_ms is not None and (part.data_ms or DATA in means):
             means[DATA] = part.data_ms
         rows.append(
@@ -104,11 +102,11 @@ def phases_over_time(trace: Trace) -> Table:
                 part.last_step,
                 (part.start_ns - stretches[0].start_ns) / 1e9,
                 part.steps,
-                int(mask.sum()),
+                len(recorded),
                 part.iteration_ms,
-                _mean_ms(steps.ns[mask]),
+                _mean_ms(step.ns for step in recorded),
                 *(means.get(phase) for phase in _PHASES_MS),
-                _mean_ms(steps.rest_ns[mask]),
+                _mean_ms(step.phase_ns[REST] for step in recorded),
                 part.between_ms,
             )
         )
@@ -153,40 +151,42 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
     return [_Part._make(row) for row in rows]
 
 
-def _parts_of_steps(steps: _RecordedSteps) -> list[_Part]:
+def _parts_of_steps(steps: Sequence[_RecordedStep]) -> list[_Part]:
     """Return the parts of a run without a loop, from its recorded steps alone."""
-    groups = np.array_split(np.arange(len(steps.ns)), max(1, min(PARTS, len(steps.ns))))
-    return [
-        _Part(int(steps.numbers[group[0]]), int(steps.numbers[group[-1]]), int(steps.start_ns[group[0]]), len(group))
-        for group in groups
-        if len(group)
-    ]
+    count = min(PARTS, len(steps))
+    groups = [steps[part * len(steps) // count : (part + 1) * len(steps) // count] for part in range(count)]
+    return [_Part(group[0].number, group[-1].number, group[0].start_ns, len(group)) for group in groups]
 
 
-def _mean_ms(nanoseconds: NDArray[Any]) -> float | None:
+def _mean_ms(nanoseconds: Iterable[int]) -> float | None:
     """Return the mean in milliseconds; None without values."""
-    return float(nanoseconds.mean()) / 1e6 if len(nanoseconds) else None
+    values_ns = list(nanoseconds)
+    return sum(values_ns) / len(values_ns) / 1e6 if values_ns else None
 
 
-class _RecordedSteps(NamedTuple):
-    """Recorded steps in order: numbers, starts and durations of all, and the time of each phase, in nanoseconds."""
+class _RecordedStep(NamedTuple):
+    """A recorded step: its number, start, duration, and the time of each phase and of none, in nanoseconds."""
 
-    numbers: NDArray[np.int64]
-    start_ns: NDArray[np.int64]
-    ns: NDArray[np.int64]
-    phase_ns: dict[str, NDArray[np.int64]]
-    rest_ns: NDArray[np.int64]
-    """Time in the step in no phase."""
+    number: int
+    start_ns: int
+    ns: int
+    phase_ns: dict[str, int]
 
-    @classmethod
-    def of(cls, trace: Trace) -> _RecordedSteps:
-        """Return the timed steps that recorded nothing deeper than the model level."""
-        rung = own_rung(Level.MODEL, trace.rungs)
-        found = [
-            window for window in windows(trace)
-            if window.step is not None and window.rank == trace.rank and window.rung == (rung.level if rung else -1)
-        ]  # fmt: skip
-        phase_ns = host_times(trace, trace.rank, found, [0] * len(found)).phase_ns if found else {}
-        columns = [(window.step, window.step_ns, window.end_ns - window.step_ns) for window in found]
-        numbers, starts, ns = np.array(columns, np.int64).reshape(-1, 3).T
-        return cls(numbers, starts, ns, phase_ns, phase_ns.get(REST, np.zeros(0, np.int64)))
+
+def _recorded_steps(trace: Trace) -> list[_RecordedStep]:
+    """Return the timed steps that recorded nothing deeper than the model level, in order."""
+    from xsp.account.onhost import host_times  # it needs NumPy, which tables do not load before they are asked for
+
+    rung = own_rung(Level.MODEL, trace.rungs)
+    found = [
+        window for window in windows(trace)
+        if window.step is not None and window.rank == trace.rank and window.rung == (rung.level if rung else -1)
+    ]  # fmt: skip
+    phase_ns = host_times(trace, trace.rank, found, [0] * len(found)).phase_ns if found else {}
+    return [
+        _RecordedStep(
+            window.step or 0, window.step_ns, window.end_ns - window.step_ns,
+            {phase: int(ns[index]) for phase, ns in phase_ns.items()},
+        )
+        for index, window in enumerate(found)
+    ]  # fmt: skip

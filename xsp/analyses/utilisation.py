@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from xsp import account
-from xsp.account.assembly import RECORDED
+from xsp.account.entries import RECORDED
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.kernel import MIN_KNOWN_PERCENT, common_tables
 from xsp.analyses.modules import PATHS, make_paths

@@ -141,7 +141,7 @@ def _finding(finding: Finding, step: Citation) -> Document:
 
 
 def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> Document:
-    """Return where the time of a step goes: phases, critical path, layers, operators, kernels, idle devices."""
+    """Return where the time of a step goes: phases, critical path, layers, operators and kernels."""
     statements, contents, notes = [], [], []
     for name, column, ms, percent, total_text in _TIME_COLUMNS:
         top = tables.top(trace, name, limit)

@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from xsp import summary
+from xsp import account, summary
+from xsp.account import entries as names
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
@@ -101,9 +102,6 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
             )
         is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
-    from xsp import account  # it needs NumPy, which tables do not
-    from xsp.account import entries as names
-
     main = account.of(trace).main
     if main is None or not main.time.ms:
         return
@@ -247,8 +245,6 @@ def _warm_up_steps(steps: Sequence[int], durations: Sequence[float]) -> int:
 
 def _uncertain_times(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if the time of an iteration or of a step is uncertain; the grade follows from the interval."""
-    from xsp import account  # it needs NumPy, which tables do not
-
     candidates: list[tuple[str, int, float, float]] = []
     job = account.of(trace).job
     if job is not None and job.time.low_ms is not None and job.time.high_ms is not None:
