@@ -67,11 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pages() -> dict[Path, str]:
     """Return the expected content of each page with a generated part."""
     table, analysing = DOCS / "understand" / "table.md", DOCS / "understand" / "analyses.md"
+    design = DOCS / "design.md"
     with_columns = with_part(table.read_text(encoding="utf-8"), "table", table_part())
     return {
         DOCS / "use" / "cli.md": cli_page(),
         table: with_part(with_columns, "names", names_part()),
-        DOCS / "adr" / "README.md": decisions_page(),
+        DOCS / "adr" / "archive" / "README.md": archive_page(),
+        design: with_part(design.read_text(encoding="utf-8"), "decisions", decisions_part()),
         analysing: with_part(analysing.read_text(encoding="utf-8"), "analyses", analyses_part()),
     }
 
@@ -89,31 +91,36 @@ def with_part(page: str, name: str, part: str, notice: str = NOTICE) -> str:
 # --- the decisions ------------------------------------------------------------------------------------
 
 
-def decisions_page() -> str:
-    """Return the index of the decisions: number, title and the first sentence of each."""
+def decisions_part() -> str:
+    """Return the table of the decisions that hold and shape the code."""
+    body = [(f"[{number}](adr/{name})", title, status) for number, name, title, status in decisions("adr")]
+    return "\n".join(rows(("number", "decision", "status"), body))
+
+
+def archive_page() -> str:
+    """Return the index of the archive: number, title and status of each decision in it."""
     lines = [
         NOTICE,
         "",
-        "# Decisions",
+        "# Archive of decisions",
         "",
-        "Why xsp is built the way it is, one decision per file. A decision is not edited; a later decision says",
-        "which one it replaces.",
+        "Decisions on one part of the code, and decisions that later ones replaced. Those that shape the whole are in",
+        "[Design](../../design.md#decisions). Their texts are of the day on which they were made.",
         "",
     ]
-    body = []
-    for path in sorted(DOCS.glob("adr/[0-9]*.md")):
+    body = [(f"[{number}]({name})", title, status) for number, name, title, status in decisions("adr/archive")]
+    return "\n".join([*lines, *rows(("number", "title", "status"), body), ""])
+
+
+def decisions(folder: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield number, file, title and status of the decisions in a folder, in the order of numbers."""
+    for path in sorted((DOCS / folder).glob("[0-9]*.md")):
         text = path.read_text(encoding="utf-8")
         title = text.partition("\n")[0].removeprefix(f"# {path.name[:3]} ")
-        body.append((f"[{path.name[:3]}]({path.name})", title, first_sentence(text.partition("**Decision.**")[2])))
-    return "\n".join([*lines, *rows(("number", "title", "decision"), body), ""])
-
-
-def first_sentence(text: str, min_length: int = 50) -> str:
-    """Return the first sentence of a paragraph or list; the next one too while it is shorter than `min_length`."""
-    paragraph = " ".join(text.partition("**Consequences")[0].split()).removeprefix("- ")
-    sentence_ends = (end.end() for end in re.finditer(r"[.:](?= |$)", paragraph))
-    end = next((end for end in sentence_ends if end >= min_length), len(paragraph))
-    return re.sub(r"[:.]$", ".", paragraph[:end])
+        status = " ".join(text.partition("**Status.** ")[2].partition("\n\n")[0].split()) or "in force"
+        if folder == "adr":  # the page that shows it is one folder above the file
+            status = re.sub(r"\]\((?!http)", "](adr/", status)
+        yield path.name[:3], path.name, title, status
 
 
 # --- the table ----------------------------------------------------------------------------------------
@@ -204,7 +211,9 @@ def meanings(choices: type[enum.Enum]) -> Iterator[tuple[str, str]]:
 
 def names_part() -> str:
     """Return the part on the attributes of spans and resources."""
-    sent_columns = [c for c in COLUMNS if c.attribute is not None]
+    sent = [c for c in COLUMNS if c.attribute is not None]
+    other = [f"`{c.attribute}` (column `{c.name}`)" for c in sent if c.attribute != f"xsp.{c.name}"]
+    plain = [f"`{c.name}`" for c in sent if c.attribute == f"xsp.{c.name}"]
     fields = ", ".join(f"`{c.name}`" for c in COLUMNS if c.attribute is None)
     return "\n".join(
         [
@@ -213,10 +222,8 @@ def names_part() -> str:
             "",
             "### On spans, from columns",
             "",
-            *rows(
-                ("attribute", "column", "meaning"),
-                ((f"`{c.attribute}`", f"`{c.name}`", c.description) for c in sent_columns),
-            ),
+            f"These columns are attributes, with `xsp.` before their name: {', '.join(plain)}.",
+            f"Others: {', '.join(other)}." if other else "",
             "",
             "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
             f"with a dot under its own name, another one under `{semconv.PREFIX}`. `process.pid` and `xsp.rank` are",
@@ -240,26 +247,34 @@ def names_part() -> str:
 
 
 def cli_page() -> str:
-    """Return the page on the commands."""
+    """Return the page on the commands; options that several commands share are explained once."""
     parser = _parser()
+    found = commands(parser)
+    described = [pair for command in found.values() for pair in map(describe, visible_arguments(command))]
+    shared = {pair for pair in described if pair[0].startswith("`-") and described.count(pair) > 2}
     lines = [
         NOTICE,
         "",
         "# Commands",
         "",
-        f"{parser.description} `xsp COMMAND --help` prints the same in the terminal.",
+        f"{parser.description} `xsp COMMAND --help` prints the same in the terminal, with the usage in one line.",
         "",
         "Exit codes: 0: done. 1: partly done, with the reason on stderr. 2: not done, with one line that says why.",
         "130: interrupted. `xsp run` has the exit code of the program. Some commands have more codes, named below.",
+        "",
+        "Options that mean the same in several commands, named there as *shared*:",
+        "",
+        *(f"- {option}: {about}" for option, about in sorted(shared)),
     ]
-    for name, command in commands(parser).items():
+    for name, command in found.items():
         about, _, examples = (command.description or "").partition("examples:")
-        lines += ["", f"## xsp {name}", "", about.strip(), "", "```text", usage(f"xsp {name}", command), "```", ""]
-        lines += (
-            rows(("argument", "meaning"), map(describe, visible_arguments(command)))
-            if visible_arguments(command)
-            else ["No arguments."]
-        )
+        arguments = list(map(describe, visible_arguments(command)))
+        lines += ["", f"## xsp {name}", "", about.strip(), ""]
+        lines += [f"- {option}: {text}" for option, text in arguments if (option, text) not in shared]
+        if both := [option for option, text in arguments if (option, text) in shared]:
+            lines += [f"- shared: {', '.join(both)}"]
+        if not arguments:
+            lines += ["No arguments."]
         if examples.strip():
             lines += ["", "Examples:", "", "```text", inspect.cleandoc(f"\n{examples}"), "```"]
     return "\n".join([*lines, ""])
@@ -282,19 +297,6 @@ def visible_arguments(command: argparse.ArgumentParser) -> list[argparse.Action]
         for action in command._actions
         if action.help is not argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
     ]
-
-
-def usage(name: str, command: argparse.ArgumentParser) -> str:
-    """Return one line of usage; argparse's own differs between versions of Python."""
-    parts = visible_arguments(command)
-    options = [in_usage(action) for action in parts if action.option_strings]
-    return " ".join([name, *options, *(value(action).strip() for action in parts if not action.option_strings)])
-
-
-def in_usage(option: argparse.Action) -> str:
-    """Return an option with its value, in brackets unless it is required."""
-    text = f"{option.option_strings[0]}{value(option)}"
-    return text if option.required else f"[{text}]"
 
 
 def value(action: argparse.Action) -> str:

@@ -281,14 +281,26 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_decisions_are_numbered_and_short() -> None:
-    decisions = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    decisions = sorted((ROOT / "docs" / "adr").rglob("[0-9]*.md"))
     numbers = [int(path.name[:3]) for path in decisions]
     assert len(set(numbers)) == len(numbers)  # one may be missing: branches that are under way take theirs in advance
     for path in decisions:
         text = path.read_text(encoding="utf-8")
         assert text.startswith(f"# {path.name[:3]} "), path.name
-        assert len(text.splitlines()) <= 40, path.name
+        assert len(text.partition("**Context.**")[2].splitlines()) <= 40, path.name
         assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Consequences")), path.name
+
+
+def test_a_decision_that_was_replaced_says_so_and_is_in_the_archive() -> None:
+    for path in sorted((ROOT / "docs" / "adr").rglob("[0-9]*.md")):
+        text = path.read_text(encoding="utf-8")
+        for replaced in re.findall(r"^(?:This r|R)eplaces \[(\d{3})\]", text, re.MULTILINE):
+            (old,) = (ROOT / "docs" / "adr").rglob(f"{replaced}-*.md")
+            assert "**Status.**" in old.read_text(encoding="utf-8"), old.name
+        if "**Status.** Replaced" in text:
+            assert path.parent.name == "archive", path.name
+    (numpy,) = (ROOT / "docs" / "adr").rglob("015-*.md")
+    assert "**Status.** Replaced by [051]" in numpy.read_text(encoding="utf-8")
 
 
 def committed() -> list[Path]:

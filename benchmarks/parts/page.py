@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +16,68 @@ PAGE = ROOT / "docs" / "understand" / "benchmarks.md"
 
 BEGIN, END = "<!-- begin generated: figures -->", "<!-- end generated: figures -->"
 NOTICE = "<!-- Written from benchmarks/results/*.json. Run `make figures`. -->"
+
+
+VERDICT = re.compile(r"(?:^|: |, )(met|missed)\??(?=$|[,.;) ])")
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "block_timings": ("s", "again, median", "90th"),
+    "compare_runs": ("false alarms %", "5 % slower found %"),
+    "cupti_decode": ("ns a record [95 %]",),
+    "gpu_attribution": ("exact %",),
+    "gpu_drops": ("kernels a second, recorded", "dropped or lost"),
+    "gpu_kineto": ("same names", "sum: cupti / kineto"),
+    "gpu_rungs": ("M/L %", "cupti / torch.profiler"),
+    "gpu_true_time": ("true / bare",),
+    "graph_sources": ("models", "same keys", "same edges"),
+    "idle_cost": ("more than empty, ns",),
+    "import_time": ("more than `pass`, ms [95 %]",),
+    "language_lengths": ("error",),
+    "layer_overhead": ("M/L %",),
+    "long_run": ("budget kept", "program MB, more per 1000 steps"),
+    "measures_latency": ("FLOPs", "bytes", "longest path"),
+    "op_overhead": ("xsp adds %", "torch.profiler adds %"),
+    "otlp_loss": ("lost", "spans/s"),
+    "otlp_million": ("s", "API, ms"),
+    "predict_scaling": ("with it",),
+    "same_results": ("inference", "training", "xsp run"),
+    "true_time": ("true / bare", "error %"),
+}
+"""The columns of a table that answer the question of a benchmark."""
+
+ROWS: dict[str, tuple[str, str]] = {
+    "estimators": ("estimator", "geometric mean"),
+    "estimators_training": ("estimator", "geometric mean"),
+    "graph_corpus": ("source", "captured"),
+    "graph_corpus_transformers": ("source", "captured"),
+    "load_generator": ("what", "found"),
+    "serve_load": ("checkout", "spans/s"),
+    "service_cost": ("requests", "median to bare"),
+    "shared_layers": ("question", "answer"),
+    "spark_ranks": ("ranks", "Spark / DuckDB"),
+    "step_cost": ("step", "xsp / torch + file"),
+}
+"""The columns of a table whose rows have different units or meanings: what a row is of, and its figure."""
+
+NOTES: dict[str, tuple[str, ...]] = {
+    "advice": ("right advice", "no advice", "error of"),
+    "construction": ("Timed calls",),
+    "construction_batch1_threads2": ("Timed calls",),
+    "construction_batch8_threads1": ("Timed calls",),
+    "construction_batch8_threads2": ("Timed calls",),
+    "construction_hundred": ("Timed calls",),
+    "predict_buckets": ("Kendall",),
+    "predict_configurations": ("what is computed: ", "what was chosen, each kind by itself: "),
+    "predict_curves": ("Held out", "A second run"),
+    "predict_ddp": ("Mean error",),
+    "predict_ddp_4": ("Mean error",),
+    "rank_scale": ("import", "analyses"),
+    "same_evaluation": ("unchanged", "changed"),
+    "share_load": ("Best", "Worst"),
+    "share_models": ("Loading and first call",),
+    "short_steps": ("Goal met", "xsp's interval"),
+}
+"""The beginnings of the notes of a result that answer the question of a benchmark."""
 
 
 class Ratio(NamedTuple):
@@ -37,12 +101,59 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def page_text(saved: dict[str, dict[str, Any]]) -> str:
-    """Return the page with the saved results between its markers."""
-    lines = ["question", "peer", "ratio [95 %]", "script", "date"]
-    ratios = _table(lines, [list(ratio) for ratio in against_peers(saved)])
-    parts = [f"{BEGIN}\n{NOTICE}", "### Ratios against peers", ratios, *map(_section, saved.values())]
+    """Return the page with the table of the saved results between its markers, ratios against peers first."""
+    ratios: dict[tuple[str, str, str], list[Ratio]] = {}
+    for ratio in against_peers(saved):
+        ratios.setdefault((ratio.script, ratio.peer, ratio.date), []).append(ratio)
+    body = [
+        [f"`{script}`", f"against {peer}", "; ".join(f"{ratio.question}: {ratio.value}" for ratio in found), "", date]
+        for (script, peer, date), found in ratios.items()
+    ]
+    body += [row for row in (_row(name, result) for name, result in saved.items()) if row[2]]
+    table = _table(["benchmark", "question", "result", "goals", "measured on"], body)
     before, _, remainder = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return before + "\n\n".join(parts) + "\n" + END + remainder.partition(END)[2]
+    return f"{before}{BEGIN}\n{NOTICE}\n\n{table}\n{END}{remainder.partition(END)[2]}"
+
+
+def _row(name: str, result: dict[str, Any]) -> list[str]:
+    """Return the row of a benchmark: question, figures that answer it, goals met, day and processor."""
+    machine = result["machine"]
+    device = re.search(r"NVIDIA \w+", " ".join(result["notes"]))
+    date = f"{result['date']}, {machine['cores']} cores, {device.group() if device else machine['cpu'].split('(')[0]}"
+    figures = [_spread(result, column) for column in COLUMNS.get(name, ())]
+    if columns := ROWS.get(name):
+        figures += ["; ".join(f"{row[columns[0]]}: {row[columns[1]]}" for row in result["table"])]
+    figures += [note.rstrip(".") for note in result["notes"] if note.startswith(NOTES.get(name, ("\0",)))]
+    return [f"`{name}`", _question(name), "; ".join(figures), _goals(result), date]
+
+
+def _question(result: str) -> str:
+    """Return the question in the docstring of a result's script; `estimators_training` is of `estimators`."""
+    script = next(
+        path for path in sorted((ROOT / "benchmarks").glob("*.py"), reverse=True) if result.startswith(path.stem)
+    )
+    if script.stem != result:
+        return f"`{script.stem}` with other options"
+    text = script.read_text(encoding="utf-8")
+    return re.split(r"(?<=[?.])\s", (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0])[0]
+
+
+def _spread(result: dict[str, Any], column: str) -> str:
+    """Return the median of a column over the rows of a table, with the least and the most: `error %: 1 (0.2 … 3)`."""
+    cells = [str(row.get(column, "")) for row in result["table"]]
+    found = [number.group() for cell in cells if (number := re.match(r"[-+]?\d[\d,]*(\.\d+)?(?<!,)", cell))]
+    if not found:
+        return f"{column}: {', '.join(dict.fromkeys(cells))}"
+    values = sorted((float(text.replace(",", "")), text.lstrip("+")) for text in found)
+    middle = values[(len(values) - 1) // 2][1]
+    return f"{column}: {middle}" + (f" ({values[0][1]} … {values[-1][1]})" if len(values) > 1 else "")
+
+
+def _goals(result: dict[str, Any]) -> str:
+    """Return how many verdicts of a table and its notes are `met`; a verdict ends a cell or a clause."""
+    cells = [str(cell) for row in result["table"] for cell in row.values()]
+    verdicts = [verdict for text in (*cells, *result["notes"]) for verdict in VERDICT.findall(text)]
+    return f"{verdicts.count('met')} of {len(verdicts)} met" if verdicts else ""
 
 
 def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
@@ -52,24 +163,23 @@ def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
         middle = statistics.median(float(row[column].split()[0]) for row in result["table"])
         peer = f"torch.profiler of torch {_version(result, 'torch')}"
         models = len(result["table"])
-        question = f"a step with model, layer and op levels on: xsp's time / its time (median of {models} models)"
+        question = f"a step with model, layer and op levels on, xsp's time / its (median of {models} models)"
         yield Ratio(question, peer, f"{middle:.3f} ×", "op_overhead", result["date"])
     if result := saved.get("otlp_encode"):
         peer = f"opentelemetry-sdk {_version(result, 'opentelemetry-sdk')}"
         for row in result["table"]:
             if value := row["times the SDK from the same [95 %]"]:
-                encoding_question = f"spans encoded a second, {row['spans → OTLP requests']}: xsp's / its"
+                encoding_question = f"spans a second, xsp's / its, {row['spans → OTLP requests'].removeprefix('xsp, ')}"
                 yield Ratio(encoding_question, peer, f"{value} ×", "otlp_encode", result["date"])
     if result := saved.get("kineto_peers"):
         for row in result["table"]:
             trace, peer = row["trace · peer"].split(" · ")
             versions = dict.fromkeys(turn["version"] for turn in result["data"][row["trace · peer"]]["turns"])
             peer = " ".join([peer.split()[0], *versions])
-            size_text = f"{trace}, {row['events']} events"
-            yield Ratio(f"load {size_text}: its time / xsp's", peer, row["peer: load"], "kineto_peers", result["date"])
-            analysis_question = f"analyse {size_text}: its time / xsp's"
-            yield Ratio(analysis_question, peer, row["peer: its analyses"], "kineto_peers", result["date"])
-            yield Ratio(f"memory for {size_text}: its peak / xsp's", peer, _memory(row), "kineto_peers", result["date"])
+            size_text = f"{trace}, {row['events']} events, its time / xsp's: load"
+            yield Ratio(size_text, peer, row["peer: load"], "kineto_peers", result["date"])
+            yield Ratio("analyse", peer, row["peer: its analyses"], "kineto_peers", result["date"])
+            yield Ratio("memory", peer, _memory(row), "kineto_peers", result["date"])
 
 
 def _memory(row: dict[str, str]) -> str:
@@ -79,19 +189,6 @@ def _memory(row: dict[str, str]) -> str:
 
 def _version(result: dict[str, Any], package: str) -> str:
     return str(result["machine"]["packages"].get(package, "of unknown version"))
-
-
-def _section(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    about = (
-        f"{result['date']}, xsp {result['xsp']}; {machine['cpu']}, {machine['cores']} cores, {machine['system']} "
-        f"{machine['kernel']}; Python {machine['python']}, {packages}; load before {result['load']:.1f}"
-        f"{', memory kept' if result['options'].get('keep_memory') else ''}."
-    )
-    rows = result["table"]
-    table = _table(list(rows[0]), [list(row.values()) for row in rows]) if rows else "No rows."
-    return "\n\n".join([f"### {result['benchmark']}", about, table, *result["notes"]])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 from xsp import clock, plugins
 from xsp.errors import PluginError, UsageError, XspError, nearest
-from xsp.version import __version__
 
 COMMANDS = (
     "run",
@@ -84,6 +83,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"xsp: error: {message}; see `{self.prog} --help`\n")
+
+
+class _Version(argparse.Action):
+    """`--version`: the commit is looked up only if it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
+        from xsp.version import with_commit
+
+        print(f"xsp {with_commit()}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,7 +207,7 @@ def _parser(selected: str | None = None) -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=_Help,
     )
-    parser.add_argument("--version", action="version", version=f"xsp {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and its commit, and exit")
     commands = parser.add_subparsers(metavar="COMMAND")  # not required, so that an unknown option is reported first
     for name in _full_names() if selected is None else (selected,):
         try:
