@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from parts import turns
 
-from xsp import summary
+from xsp import stats
 
 SAMPLE = 0.01
 SAMPLED_ID, UNSAMPLED_ID = 0, (1 << 64) - 1
@@ -268,7 +268,7 @@ def measure_rounds(name: str, options: argparse.Namespace, rounds: int) -> Itera
 
 def percentile(share: float, rounds: Sequence[Round], name: str) -> float:
     """Return a percentile of a case's requests, over all rounds together."""
-    return summary.percentile([elapsed_ns for round_times in rounds for elapsed_ns in round_times[name]], share)
+    return stats.percentile([elapsed_ns for round_times in rounds for elapsed_ns in round_times[name]], share)
 
 
 def against_bare(share: float, rounds: Sequence[Round], name: str) -> turns.Figure:

@@ -35,6 +35,11 @@ PROGRAMS = (
     Program("forward 30 ms", "mlp.py --width 1024 --depth 8 --batch 192"),
     Program("training 9 ms", "mlp.py --train SGD --width 384 --depth 8 --batch 96"),
     Program("tiny modules", "tiny_modules.py"),
+    Program("SGD", "mlp.py --train SGD --width 128 --depth 3"),
+    Program("AdamW", "mlp.py --train AdamW --depth 8"),
+    Program("hooks", "mlp.py --hooks --depth 40 --width 64"),
+    Program("sleep", "mlp.py --train SGD --width 64 --sleep-ms 5"),
+    Program("scaler skips", "scaler.py"),
 )
 QUICK = ("forward 9 ms",)
 STEADY, OTHER, AFTER, RECORDED, CONTROL = "steady", "other", "after", "recorded", "control"

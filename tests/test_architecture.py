@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "subjects", "summary"}
-    | {"version"},
+    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "stats", "subjects"}
+    | {"texts", "version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}

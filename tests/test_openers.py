@@ -27,12 +27,13 @@ OTHERS = {
     "the system's": """
         atomic.py _place _start_of; bench/environment.py _instructions _read; bench/links.py filesystem; bench/moves.py
         _setting _open_direct; bench/numanodes.py _numbers pair; bench/worker.py _limit; cached.py _processor;
-        cli/share_serve.py _available_bytes; device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py
+        device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py
         _trace_of_ranks host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns;
         samples/host.py _text; share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
     """,
     "of this package": """
-        device/ceilings.py _entries; evaluate/web/routes.py _asset; evidence/form.py schema; report/html.py _asset
+        device/ceilings.py _entries; version.py commit_of_package; evaluate/web/routes.py _asset;
+        evidence/form.py schema; report/html.py _asset
     """,
     "in the user's cache": """
         advise/records.py history; bench/timings.py Timings._read_environment; cached.py read; device/ceilings.py
@@ -56,7 +57,7 @@ OTHERS = {
     "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
         bound/latencies.py read; cli/share_estimate.py run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
-        evaluate/load/schedules.py times_from_file; evaluate/predictors.py _load_exported checksum;
+        evaluate/predictors.py _load_exported checksum;
         evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
         graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py _credentials;

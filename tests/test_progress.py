@@ -36,3 +36,11 @@ def test_brackets_in_a_description_are_text(capsys: pytest.CaptureFixture[str]) 
     message = capsys.readouterr().err
     assert "resnet [/x] of [fp16]" in message
     assert "\x1b" not in message
+
+
+def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    with progress.progress_bar(quiet=False) as show:
+        for done in range(3):
+            show("turn of attach", done, 60)
+    assert "xsp: turn of attach: 2 of 60\n" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from xsp.correlate.evidence import correlate
 from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.ingest.load import parts
 from xsp.record.description import of_parts
-from xsp.record.loop import Loop, Row, Status
+from xsp.record.loop import LoggedStep, Loop, Status
 from xsp.report.loop import loop as drawn
 from xsp.run import Run
 from xsp.schema import Level
@@ -293,7 +293,7 @@ def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_
         for step in range(20):
             recorded = step < 3
             on, start_ns = int(rung if recorded else Level.APPLICATION), 10**9 * place + 1000 * step
-            rows.add(Row(0, step, 1, 0, on, int(not recorded), start_ns, 500, 100, 0, 0, 8, Status.OK))
+            rows.add(LoggedStep(0, step, 1, 0, on, int(not recorded), start_ns, 500, 100, 0, 0, 8, Status.OK))
         loop.append(runs / name, rows.take(), 0)
     trace = xsp.load(runs)
     counted = "SELECT count(*), count(DISTINCT step), min(step), max(step) FROM loop"

@@ -332,6 +332,10 @@ def _check_device(torch: Any, name: str) -> None:
         ) from error
 
 
+_SINGLE_VALUE = "more than 1 value per channel"
+"""Part of the message with which a batch normalisation refuses a single value per channel in training."""
+
+
 def _check_input(torch: Any, spec: str, call: ModelCall) -> None:
     """Call a model once before anything is recorded, so that a rejected input costs one line and not a run.
 
@@ -344,9 +348,10 @@ def _check_input(torch: Any, spec: str, call: ModelCall) -> None:
         with torch.no_grad() if call.state is None else torch.inference_mode():  # the mode in which the cache was made
             call()
     except Exception as error:
+        remedy = "give --batch 2" if _SINGLE_VALUE in str(error) else call.remedy
         raise ModelError(
             f"{spec} fails on its input{f' of {sizes}' if sizes else ''} ({first_sentence(error)})"
-            f"{f'; {call.remedy}' if call.remedy else ''}"
+            f"{f'; {remedy}' if remedy else ''}"
         ) from error
 
 

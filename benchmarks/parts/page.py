@@ -50,6 +50,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "estimators_training": ("estimator", "geometric mean"),
     "graph_corpus": ("source", "captured"),
     "graph_corpus_transformers": ("source", "captured"),
+    "graph_memory": ("model", "error"),
     "load_generator": ("what", "found"),
     "serve_load": ("checkout", "spans/s"),
     "service_cost": ("requests", "median to bare"),

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from parts import page
 from parts.quiet import Patience, Watch
-from xsp import summary
+from xsp import stats
 from xsp.device import machine as device
 from xsp.errors import XspError
 from xsp.version import __version__
@@ -154,7 +154,7 @@ class Turns:
 def time_of(step: Callable[[], object], times: int = 3) -> float:
     """Return the median time of a step in seconds, after a warm-up step."""
     step()
-    return summary.percentile([Condition("", step).measure()[0] for _ in range(times)], 0.5) / 1e9
+    return stats.percentile([Condition("", step).measure()[0] for _ in range(times)], 0.5) / 1e9
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -177,15 +177,15 @@ class Figure(NamedTuple):
 
 def median(values: Sequence[float]) -> float:
     """Return the median."""
-    return summary.percentile(values, 0.5)
+    return stats.percentile(values, 0.5)
 
 
 def bootstrap(rows: Sequence[Row], statistic: Callable[[Sequence[Row]], float], seed: int = 0) -> Figure:
     """Return a statistic of the rows with the percentile interval from resampling the rows."""
     draw = random.Random(seed)
     draws = [statistic(draw.choices(rows, k=len(rows))) for _ in range(RESAMPLES)]
-    tail = (1 - summary.CONFIDENCE) / 2
-    return Figure(statistic(rows), summary.percentile(draws, tail), summary.percentile(draws, 1 - tail))
+    tail = (1 - stats.CONFIDENCE) / 2
+    return Figure(statistic(rows), stats.percentile(draws, tail), stats.percentile(draws, 1 - tail))
 
 
 def middle(values: Sequence[float]) -> Figure:

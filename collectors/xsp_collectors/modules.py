@@ -268,7 +268,7 @@ def _wrap(
 
     def set_mode(new_mode: int) -> None:
         nonlocal mode, is_recording
-        mode, is_recording = new_mode, new_mode > _SIGNAL
+        mode, is_recording, __call__.__code__ = new_mode, new_mode > _SIGNAL, full
 
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
         """Note and signal the start of an outermost call; return a sketch of its inputs in modes that record."""
@@ -282,15 +282,20 @@ def _wrap(
             if mode <= _WATCH_ENDS and outline.usual is not None and not is_beside:
                 if word not in outline.usual:
                     collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
-                elif outline.ended_ns is not None:
-                    outline.begin_step(clock())
-            outline.note_call(thread, word)
+                    outline.note_call(thread, word)
+                else:
+                    if outline.ended_ns is not None:
+                        outline.begin_step(clock())
+                    outline.append(word)
+            else:
+                outline.note_call(thread, word)
         if mode > _WATCH_ENDS or is_beside:
             collector.notify(Signal.CALL_BEGIN, module)
         inputs = sketch(args, kwargs) if is_recording else None
         # in a service (no outline), a thread that starts during a call serves another request
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
             outer_mode, mode = mode, _INSIDE
+            __call__.__code__ = inside
         return inputs
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -329,11 +334,21 @@ def _wrap(
             state[0] = depth
             if not depth:
                 if mode == _INSIDE:
-                    mode = outer_mode
+                    mode, __call__.__code__ = outer_mode, full
                 if mode != _WATCH or ((outline := collector.outline) and outline.thread != thread):
                     collector.notify(Signal.CALL_END, result)
 
+    full = __call__.__code__
+    # in inner calls whose times are not needed, the wrapper is torch's own method, at no cost
+    inside = _plain_call.__code__.replace(co_freevars=full.co_freevars) if is_plain else full
     return __call__, set_mode
+
+
+def _plain_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module as `Module.__call__` does."""
+    if self._compiled_call_impl is not None:
+        return self._compiled_call_impl(*args, **kwargs)
+    return self._call_impl(*args, **kwargs)
 
 
 def _threads_running() -> Callable[[], int]:

@@ -164,15 +164,16 @@ class TrainingCalls(Collector):
             if is_compiling():
                 return original(*args, **kwargs)
             end_word = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
-            if (
-                self._belongs_to_stretch(_BACKWARD_BEGINS, _BACKWARD_BEGINS)
-                and self._unmuted_signal is not Signal.BACKWARD_END
-            ):
-                try:
-                    return original(*args, **kwargs)
-                finally:
+            if not self._belongs_to_stretch(_BACKWARD_BEGINS) or self._unmuted_signal is Signal.BACKWARD_END:
+                return record_backward(end_word, *args, **kwargs)
+            outline = self.outline
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if outline is not None and outline.thread == self._thread.id:  # what `note` does, without the call
+                    outline.append(end_word)
+                else:
                     self._note(end_word)
-            return record_backward(end_word, *args, **kwargs)
 
         def record_backward(end_word: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             if not self._is_muted:  # else the start was noted already
@@ -204,14 +205,14 @@ class TrainingCalls(Collector):
         if outline is not None:
             outline.note(self._thread.id, word)
 
-    def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...]) -> bool:
-        """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so.
+    def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...] | None = None) -> bool:
+        """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so. Hot.
 
         If it does not belong to the stretch, it is signalled, which ends the stretch.
 
         Args:
             word: its word in `Outline.usual`.
-            noted_word: the word that is noted.
+            noted_word: the word that is noted, if it is another one.
         """
         if not self._is_muted:
             return False
@@ -223,7 +224,7 @@ class TrainingCalls(Collector):
         if outline.usual is not None and word not in outline.usual:
             self.notify(Signal.UNUSUAL, None)
             return False
-        outline.append(noted_word)
+        outline.append(noted_word or word)
         return True
 
     def _word(self, optimizer: Optimizer) -> tuple[Any, ...]:
@@ -247,12 +248,14 @@ class TrainingCalls(Collector):
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         is_in_backward = _graph_task() >= 0
+        if self._is_muted and not is_in_backward:
+            if self._unmuted_signal is Signal.OPTIMIZER_END:
+                self.notify(Signal.OPTIMIZER_END, optimizer)
+            else:
+                self._note(self._word(optimizer))
+            return
         if not is_in_backward:
             self._note(self._word(optimizer))
-            if self._is_muted:
-                if self._unmuted_signal is Signal.OPTIMIZER_END:
-                    self.notify(Signal.OPTIMIZER_END, optimizer)
-                return
         thread, start = self._running.pop(id(optimizer), (None, None))
         if self._is_on and thread is not None and start is not None:
             name = type(optimizer).__name__

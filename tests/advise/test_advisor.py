@@ -87,8 +87,15 @@ def test_the_page_fits_a_terminal_and_counts_omitted_pieces(context: AdviceConte
         "net.0, aten::mm, 3 calls (span ab, …)",
         "it changes results",
     )
-    for words in (*output, "2 more: --limit 3", "no timings"):
+    for words in (*output, "2 more: --limit 3"):
         assert words in page
+    assert "could not be answered" not in page
+
+
+def test_questions_that_could_not_be_answered_are_listed_where_they_were_asked_by_name(context: AdviceContext) -> None:
+    report = advise.of(context, only=["small", "none"])
+    assert "could not be answered:\n  none: no timings" in text.page(report, 1, unanswered=True)
+    assert "could not be answered:\n  none: no timings" in text.page(advise.of(context, only=["none"]))
 
 
 def test_a_provider_is_called_once_even_if_it_fails(context: AdviceContext) -> None:

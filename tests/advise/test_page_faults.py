@@ -113,7 +113,10 @@ def test_many_page_faults_make_gains_from_timings_unknown() -> None:
 
 
 def test_a_bound_reports_the_system_time_of_the_measured_step() -> None:
-    assert "4,000 in a step, 8 ms in the system" in (recordedcalls.page_faults(trace_with_faults(4000, 8.0)) or "")
+    text, figure = recordedcalls.page_faults(trace_with_faults(4000, 8.0)) or ("", None)
+    assert "4,000 in a step, 8 ms in the system" in text
+    assert figure is not None
+    assert 8e6 / 4 < figure.ns <= 8e6
     assert recordedcalls.page_faults(trace_with_faults(4000, 0.5)) is None
     assert recordedcalls.page_faults(trace_with_faults(None, None)) is None
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xsp
-from xsp import testing
+from xsp import testing, texts
 from xsp.bench.environment import Environment
 from xsp.bench.plan import overheads, specs
 from xsp.bench.spec import Spec, Status, Timing, untimed
@@ -161,8 +161,8 @@ def test_the_ceiling_of_many_tiny_calls_is_not_nothing(known: Timings) -> None:
     ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e15, "fp64": 1e15}, {}, 2e13, "measured")})
     total = xsp.bound.of(tiny, timings=known).rungs["ceiling"].sequential
     assert total == pytest.approx(4 * 8000 / 2e13 * 1e9, rel=1e-2)  # 0.4 ns a call
-    assert text.time(0.33) == "0.33 ns"
-    assert [text.time(each) for each in (0.0, 1.0, 12.4)] == ["0 ns", "1 ns", "12 ns"]
+    assert texts.ns_text(0.33) == "0.33 ns"
+    assert [texts.ns_text(each) for each in (0.0, 1.0, 12.4)] == ["0 ns", "1 ns", "12 ns"]
 
 
 def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
@@ -204,7 +204,45 @@ def test_a_hole_is_named_with_its_reason_and_no_total_is_given(filled: Fill) -> 
 def test_a_call_below_its_ceiling_is_counted(filled: Fill) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=100.0, relu=10_000.0), threads=2)
     assert found.below_ceiling == 2
-    assert found.differences[0].ns < 0
+
+
+def test_a_ceiling_above_what_was_timed_is_neither_drawn_nor_subtracted(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=100.0, relu=10_000.0), threads=2)
+    assert found.rungs["ceiling"].sequential is None
+    assert "not valid" in found.absent["ceiling"]
+    assert Rung.CEILING not in found.ladder
+    assert not any(Rung.CEILING in (each.below, each.above) for each in found.differences)
+    assert all(layer.ns.get(Rung.CEILING) is None for layer in found.layers)
+    assert "not valid" in " ".join(text.page(found, "chain.json").split())
+
+
+def test_a_layer_that_is_faster_than_its_ceiling_has_none() -> None:
+    times = {Rung.CEILING: [Figure(200.0), Figure(1.0)], Rung.BEST: [Figure(100.0), Figure(150.0)]}
+    figures = {rung.value: tuple(known) for rung, known in times.items()}
+    one, other = (ladder._layer("a", [number], list(times), figures) for number in (0, 1))
+    assert one.ns[Rung.CEILING] is None
+    assert not one.differences
+    assert other.ns[Rung.CEILING] == 1
+    assert other.differences == (("kernel efficiency", 149.0),)
+
+
+def test_page_faults_are_a_difference_of_their_own_within_what_is_left() -> None:
+    def parts(step_ns: float, fault_ns: float) -> dict[str, float]:
+        rungs = {"with_framework": Total(coverage([Figure(1)], [True], [1.0]), 1000.0, 1.0),
+                 "measured": Total(coverage([Figure(1)], [True], [1.0]), step_ns, 1.0)}  # fmt: skip
+        order = (Rung.FRAMEWORK, Rung.MEASURED)
+        return {each.name: each.ns for each in ladder.differences(order, rungs, {}, [], 0.0, Figure(fault_ns, 50.0))}
+
+    assert parts(3000.0, 800.0) == {"page faults": 800.0, "waiting and interference": 1200.0}
+    assert parts(1500.0, 800.0) == {"page faults": 500.0, "waiting and interference": 0.0}
+    assert parts(900.0, 800.0) == {"waiting and interference": -100.0}
+
+
+def test_what_a_bound_says_is_about_single_calls(filled: Fill) -> None:
+    found = xsp.bound.of(chain(), timings=filled(chain(), linear=500_000.0, relu=20_000.0), threads=2)
+    assert found.scope == "call by call, with PyTorch's own kernels"
+    assert found.scope in text.page(found, "chain.json")
+    assert text.as_json(found)["scope"] == found.scope
 
 
 def test_another_variant_never_raises_best_and_a_different_one_never_counts(filled: Fill) -> None:

@@ -118,12 +118,12 @@ def test_decoding_is_compute_bound_from_the_batch_that_is_computed_by_hand() -> 
     graph = type("Graph", (), {"settings": {"dtype": "float32"}})()
     dense = Active(1_000_000, (), 10_000, 0)
     # 1e6 + b * 1e4 bytes at 1e9 B/s against b * 1e6 FLOPs at 1e10 FLOP/s: b * (100 - 10) us >= 1000 us
-    assert experts.compute_bound(dense, 1_000_000, 1, graph, CPU) == 12
-    assert experts.compute_bound(replace(dense, state=200_000), 1_000_000, 1, graph, CPU) is None
-    assert experts.compute_bound(dense, None, 1, graph, CPU) is None
+    assert experts.compute_bound(dense, work.Total(1_000_000, 0), 1, graph, CPU) == 12
+    assert experts.compute_bound(replace(dense, state=200_000), work.Total(1_000_000, 0), 1, graph, CPU) is None
+    assert experts.compute_bound(dense, work.Total(1_000_000, 1), 1, graph, CPU) is None
     routed = Active(0, (Stack(8, 2, 1_000_000),), 0, 0)
     assert routed.weights(1) == pytest.approx(250_000)
-    assert experts.compute_bound(routed, 1_000_000, 1, graph, CPU) == 10  # 9 need 925 kB, 10 need 944 kB
+    assert experts.compute_bound(routed, work.Total(1_000_000, 0), 1, graph, CPU) == 10  # 9 need 925 kB, 10 need 944 kB
 
 
 # --- curves of models -----------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xsp.bound import coefficients, correlate, correlatetext, latencies
+from xsp import stats
+from xsp.bound import correlate, correlatetext, latencies
 from xsp.bound.latencies import Latency
 from xsp.cli import main
 from xsp.errors import UsageError
@@ -76,16 +77,16 @@ def test_coefficients_are_those_of_their_definitions() -> None:
     draw = np.random.default_rng(5)
     x, y = draw.integers(0, 6, 50).astype(float), draw.normal(size=50)
     y[3] = y[4]
-    assert coefficients.pearson_of(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert stats.pearson_of(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
     def ranks(values: np.ndarray) -> list[float]:
         return [
             sum(other < each for other in values) + (sum(other == each for other in values) + 1) / 2 for each in values
         ]
 
-    assert coefficients.spearman_of(x, y) == pytest.approx(np.corrcoef(ranks(x), ranks(y))[0, 1])
-    assert coefficients.spearman_of(x, np.exp(x)) == pytest.approx(1)
-    assert math.isnan(coefficients.pearson_of(x, np.ones(50)))
+    assert stats.spearman_of(x, y) == pytest.approx(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    assert stats.spearman_of(x, np.exp(x)) == pytest.approx(1)
+    assert math.isnan(stats.pearson_of(x, np.ones(50)))
 
 
 def test_the_error_of_models_left_out_is_that_of_fitting_without_each() -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 from xsp import plugins  # noqa: E402
-from xsp.collector import Collector, Probe  # noqa: E402
+from xsp.collector import Collector, Outline, Probe, Signal  # noqa: E402
 from xsp.doctor import collectors  # noqa: E402
 from xsp.record import calibration  # noqa: E402
 from xsp.record.calibration import cost_per_span  # noqa: E402
@@ -74,6 +74,32 @@ def test_modules_describe_shapes_and_bytes():
     assert convolution.input_shapes == "[[2, 3, 16, 16]]"
     assert convolution.activation_bytes == 2 * 8 * 14 * 14 * 4
     assert convolution.param_bytes == (8 * 3 * 9 + 8) * 4
+
+
+def test_inner_calls_whose_times_are_not_needed_run_torchs_own_method():
+    """They cost what they cost without xsp; the outermost call is seen again afterwards, also if it raised."""
+    collector, seen = ModuleCalls(), []
+    collector.outline, collector.notify = Outline(), lambda signal, _: seen.append(signal)
+    collector.open()
+    wrapper = nn.Module.__call__
+    full, inside = wrapper.__code__, []
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.append(wrapper.__code__)
+            if x.ndim == 1:
+                raise ValueError
+            return x
+
+    outer = nn.Sequential(Inner(), Inner())
+    outer(torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"^$"):
+        outer(torch.ones(2))
+    outer(torch.ones(2, 2))
+    assert {code.co_name for code in inside} == {"_plain_call"}
+    assert wrapper.__code__ is full
+    assert seen == [Signal.CALL_BEGIN, Signal.CALL_END] * 3
+    collector.close()
 
 
 def test_modules_keep_other_wrappers_in_place():

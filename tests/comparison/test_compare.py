@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import Series
-from xsp.comparison.significance import p_value, rank_test
 from xsp.errors import AnalysisError, UsageError
 from xsp.report.comparison import markdown
 from xsp.schema import Span
@@ -305,14 +302,12 @@ TRAINING = """
 @pytest.mark.slow
 def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
     message = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
-    assert message[0].startswith(
-        "0.495 ms less a step (0.571 ms → 75.5 µs): waiting for data is gone (0.51 ms → 15.5 µs)"
-    )
+    assert message[0].startswith("495 µs less a step (571 → 75.5 µs): waiting for data is gone (510 → 15.5 µs)")
     assert message[1].startswith("The step: B is faster than A, -86.")
     assert "Kernels and copies take about the same (10 → 10 µs a step)." in message
     assert any(entry.startswith("The device is idle 0.") for entry in message)
     back = conclusion(compare(run(TRAINING, conv=5), run(TRAINING, conv=500)))
-    assert back[0].startswith("0.495 ms more a step (75.5 µs → 0.571 ms): waiting for data is new")
+    assert back[0].startswith("495 µs more a step (75.5 → 571 µs): waiting for data is new")
 
 
 @pytest.mark.slow
@@ -395,14 +390,11 @@ def test_steps_that_do_different_work_are_not_explained() -> None:
 
 
 def test_times_are_said_in_a_unit_that_fits_and_as_all_that_was_recorded_where_no_step_is_told() -> None:
-    assert [causes.ms(entry) for entry in (0, 0.0123, 1.2345, 123.4, 43_425.0)] == [
-        "0 ms", "12.3 µs", "1.23 ms", "123 ms", "43.4 s",
-    ]  # fmt: skip
     assert (causes.both_ms(2, 1), causes.both_ms(0, 0.05), causes.both_ms(2, 0.05)) == (
-        "2 → 1 ms", "0 → 50 µs", "2 ms → 50 µs",
+        "2.00 → 1.00 ms", "0 → 50.0 µs", "2.00 ms → 50.0 µs",
     )  # fmt: skip
     a, b = run(NET.replace("predict", "window"), repeats=1), run(NET.replace("predict", "window"), conv=150, repeats=1)
-    assert conclusion(compare(a, b))[0].startswith("50 µs more in all that was recorded (0.17 → 0.22 ms)")
+    assert conclusion(compare(a, b))[0].startswith("50.0 µs more in all that was recorded (170 → 220 µs)")
 
 
 @pytest.mark.slow
@@ -440,51 +432,6 @@ def test_layers_of_a_wrapped_model_are_aligned_by_type() -> None:
         ]
 
     assert [pair.evidence for pair in align(net("block."), net("module.block."))] == ["type"] * 4
-
-
-@pytest.mark.parametrize(
-    ("t", "freedom", "p"), [(0, 5, 1), (2.571, 5, 0.05), (12.706, 1, 0.05), (1.96, 1e5, 0.05), (12.0, 10, 2.91e-7)]
-)
-def test_student_s_p_value_is_that_of_the_tables(t: float, freedom: float, p: float) -> None:
-    assert p_value(t, freedom) == pytest.approx(p, rel=0.02)
-
-
-@pytest.mark.parametrize(("n", "m", "u", "p"), [(4, 4, 0, 2 / 70), (3, 5, 1, 4 / 56), (5, 5, 2, 8 / 252)])
-def test_the_rank_test_is_that_of_the_tables(n: int, m: int, u: int, p: float) -> None:
-    b = [10.0 + entry for entry in range(m)]
-    a = [float(entry) for entry in range(n - 1)] + [b[u - 1] + 0.5 if u else 1.5]
-    result = rank_test(a, b, 0.05)
-    assert result is not None
-    assert result.p == pytest.approx(p)
-
-
-def test_the_rank_test_counts_all_ways_to_deal_the_values_out() -> None:
-    draw = random.Random(0)
-    for n, m in ((4, 5), (6, 3), (5, 6)):
-        a, b = [draw.random() for _ in range(n)], [draw.random() + 0.3 for _ in range(m)]
-        pooled = [*a, *b]
-        middle = n * m / 2
-
-        def apart(first: Sequence[float], second: Sequence[float], middle: float = middle) -> float:
-            return abs(sum(y > x for x in first for y in second) - middle)
-
-        dealt = [
-            apart([pooled[k] for k in chosen], [pooled[k] for k in range(n + m) if k not in chosen])
-            for chosen in itertools.combinations(range(n + m), n)
-        ]
-        result = rank_test(a, b, 0.05)
-        assert result is not None
-        assert result.p == pytest.approx(sum(entry >= apart(a, b) for entry in dealt) / len(dealt))
-        assert (result.low <= 0 <= result.high) == (result.p > 0.05)
-
-
-def test_many_values_are_ranked_by_the_normal_approximation_and_ties_are_no_evidence() -> None:
-    result = rank_test([float(k) for k in range(50)], [k + 10.5 for k in range(3000)], 0.05)
-    assert result is not None
-    assert result.p < 1e-20
-    same = rank_test([5.0] * 8, [5.0] * 9, 0.05)
-    assert same == (1, 0, 0)
-    assert rank_test([1.0, 2, 3], [4.0, 5, 6], 0.05) is None
 
 
 def test_p_values_are_adjusted_for_being_many() -> None:

@@ -109,8 +109,9 @@ def test_scaled_grouped_packed_and_experts_products_by_hand(
     ("product", "names"),
     [
         (True, "mm addmm_ _int_mm conv2d cudnn_convolution linear matmul _efficient_attention_forward mv addmv_ einsum "
-               "lstm linalg_solve _cslt_sparse_mm _fft_c2c bilinear"),
-        (False, "add_ relu_ leaky_relu lgamma upsample_bilinear2d upsample_linear1d sqrt _weight_norm_interface cat "
+               "lstm linalg_solve _cslt_sparse_mm bilinear"),
+        (False, "_fft_c2c kron "
+                "add_ relu_ leaky_relu lgamma upsample_bilinear2d upsample_linear1d sqrt _weight_norm_interface cat "
                 "index_put_ native_layer_norm _foreach_mul_ linalg_vector_norm embedding topk prelu"),
     ],
 )  # fmt: skip
@@ -242,6 +243,15 @@ def test_what_a_described_step_counts_is_what_torch_counts(name: str) -> None:
 def test_the_backward_pass_of_a_grouped_convolution_by_hand_since_torch_forgets_its_groups() -> None:
     forward = 2 * (7 * 7) * (16 * 2 * 3 * 3)
     assert sum(row.flops or 0 for row in described(work("conv2d, groups, backward"))) == 3 * forward
+
+
+def test_complex_products_of_a_described_step_are_the_real_ones_that_they_take() -> None:
+    torch = pytest.importorskip("torch")
+    left, right = (torch.ones(shape, dtype=torch.complex64) for shape in ((4, 5), (5, 6)))
+    assert sum(row.flops or 0 for row in described(lambda: left @ right)) == 4 * 2 * 4 * 5 * 6
+    image, weight = (torch.ones(shape, dtype=torch.complex64) for shape in ((1, 3, 8, 8), (4, 3, 3, 3)))
+    found = described(lambda: torch.nn.functional.conv2d(image, weight))
+    assert sum(row.flops or 0 for row in found) == 3 * 2 * 4 * 36 * 27
 
 
 # --- model FLOPs utilisation ------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def test_a_raw_page_is_read(tmp_path: Path) -> None:
         {"name": "gemm<1, 2>(T1)", "in": "xsp.step xsp.layer#0#fc", READ: "1,234.5", FFMA: "n/a"}, units={READ: "Kbyte"}
     )
     (row,) = reading.read(report(tmp_path, text))
-    assert row == reading.Row(
+    assert row == reading.ReplayedKernel(
         "gemm<1, 2>(T1)", (8, 1, 1), (128, 1, 1), (9, 0), ("xsp.step", "xsp.layer#0#fc"), {READ: 1_234_500}
     )
 
@@ -167,9 +167,9 @@ def kernel(key: str, name: str, order: int, layer: str | None = None, grid: int 
     return joining.Kernel(key, name, (order, 0), 10.0, *shape, layer)
 
 
-def row(name: str, layer: str | None = None, grid: int | None = 8, marker: float = 0) -> reading.Row:
+def row(name: str, layer: str | None = None, grid: int | None = 8, marker: float = 0) -> reading.ReplayedKernel:
     shape = ((grid, 1, 1), (128, 1, 1)) if grid is not None else (None, None)
-    return reading.Row(name, *shape, (9, 0), ("xsp.step", layer) if layer else (), {"marker": marker})
+    return reading.ReplayedKernel(name, *shape, (9, 0), ("xsp.step", layer) if layer else (), {"marker": marker})
 
 
 def test_the_kth_row_of_a_group_is_of_its_kth_launch() -> None:

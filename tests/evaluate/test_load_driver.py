@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from depth import deep
 
 from xsp.errors import UsageError
 from xsp.evaluate.load import Requests, VirtualClock, drive, latencies, schedules, simulate
-from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
 
@@ -57,41 +54,6 @@ def test_a_replay_sorts_its_times_and_keeps_each_batch_with_its_time() -> None:
     schedule = schedules.replay([7.0, 5.0, 6.5], [1, 2, 3], speed=2)
     assert schedule.due_ns.tolist() == [0, 750 * MS, 1000 * MS]
     assert schedule.batch.tolist() == [2, 3, 1]
-
-
-def test_a_replay_reads_lines_and_lists_and_names_the_line_that_is_wrong(tmp_path: Path) -> None:
-    lines, listed, wrong = tmp_path / "a.txt", tmp_path / "b.json", tmp_path / "c.txt"
-    lines.write_text("# seconds\n0.5\n\n1.25  # late\n")
-    listed.write_text("[0.5, 1.25]")
-    wrong.write_text("0.5\nsoon\n")
-    assert schedules.times_from_file(lines) == schedules.times_from_file(listed) == [0.5, 1.25]
-    listed.write_text("[0.5, 1.25]", encoding="utf-8-sig")  # with a byte order mark, as some editors write it
-    assert schedules.times_from_file(listed) == [0.5, 1.25]
-    with pytest.raises(UsageError, match=r"c\.txt:2: 'soon' is not a time in seconds"):
-        schedules.times_from_file(wrong)
-    with pytest.raises(UsageError, match="no times of requests"):
-        schedules.times_from_file(tmp_path / "absent")
-    for text in (f"[1{'0' * 400}]", "[" * 100_000):
-        listed.write_text(text)
-        with pytest.raises(UsageError, match="no times of requests"):
-            schedules.times_from_file(listed)
-
-
-def test_a_run_is_replayed_at_the_times_of_its_steps(small_run: Path) -> None:
-    times = schedules.times_from_run(small_run)
-    assert times[0] == 0
-    assert len(times) >= 3
-    assert times == sorted(times)
-
-
-def test_a_row_of_several_steps_is_replayed_as_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        {"step": 0, "start_ns": 0, "dur_ns": 100.0 * MS},
-        {"step": 1, "start_ns": 500 * MS, "steps": 3, "dur_ns": 150.0 * MS, "before_ns": 50.0 * MS},
-    ]
-    of = with_loop(trace_of(spans("step s 0-100\nforward Net 0-90")), rows)
-    monkeypatch.setattr("xsp.ingest.load.load", lambda path: of)
-    assert schedules.times_from_run("run") == pytest.approx([0.0, 0.5, 0.7, 0.9])
 
 
 @pytest.mark.parametrize(

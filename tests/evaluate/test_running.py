@@ -423,11 +423,50 @@ def of_text(*steps: Any) -> dict[str, Any]:
         ({"model": {"outputs": [{"steps": [{"reshape": {"shape": [7]}}]}]}}, "reshape: raises ValueError on an"),
         ({"model": {"files": [{"path": "board.py", "checksum": "md5:" + "0" * 32}]}}, "board.py has the checksum md5:"),
         ({"model": {"files": [{"path": "./board.py", "checksum": "0" * 64}]}}, "board.py has the checksum"),
+        ({"dataset": {"source": "folder:none"}}, "dataset.source: there is no folder 'none'"),
+        ({"model": {"command": ["./no-program"]}}, "no-program"),
+        ({"model": {"command": [], "source": "torchvsion:resnet18"}}, "there is no source 'torchvsion'"),
+        ({"model": {"command": [], "source": "none.onnx"}}, "model.source: there is no file 'none.onnx'"),
+        ({"model": {"command": [], "source": "none.py:f"}}, "none.py: there is no such file"),
+        ({"model": {"preprocess": {"function": "board.py:f"}}}, "model.preprocess: board.py:f"),
+        (
+            of_text({"resize": {"size": "big"}}),
+            r"inputs\[0\].steps\[0\]: resize: size is 'big'; write a whole number or",
+        ),
+        (of_text({"crop": {"size": [2, 2], "fraction": "half"}}), "crop: fraction is 'half'; write a number"),
     ],
 )
 def test_what_cannot_be_carried_out_says_why(of: dict[str, Any], said: str, board: Path) -> None:
     with pytest.raises(ManifestError, match=said):
         evaluated(manifest(**of), board)
+    with pytest.raises(ManifestError, match=said):
+        checked(manifest(**of), board)
+
+
+def checked(asked: Manifest, folder: Path) -> list[str]:
+    return running.check(asked, folder, Options(store=folder / "store", trusted=True), FACTS, show_nothing)
+
+
+def test_what_can_run_is_checked_without_a_result(board: Path) -> None:
+    assert checked(manifest(scenario={"kind": "batched", "batches": [1, 4]}), board) == []
+    assert not (board / "store").exists()
+
+
+def test_a_folder_with_fewer_images_than_are_asked_for_is_noted(board: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (board / "images").mkdir()
+    for number in range(3):
+        image.new("RGB", (1, 1), (number, 0, 0)).save(board / "images" / f"{number}.png")
+    steps = ["decode", {"cast": {"to": "float32"}}, {"reshape": {"shape": [3]}}]
+    asked = manifest(model={"inputs": [{"steps": steps}]}, dataset={"source": "folder:images", "samples": 999_999})
+    said = "dataset.samples: 999,999 are asked for, and 'images' has 3 images"
+    assert said in " ".join(checked(asked, board))
+    result = evaluated(asked, board)
+    assert result.content["samples"]["count"] == 3
+    assert said in " ".join(result.content["notes"])
+    (board / "images" / "2.png").write_bytes(b"not an image")
+    with pytest.raises(ManifestError, match="Pillow cannot read it"):
+        checked(asked, board)
 
 
 def test_answers_with_different_numbers_of_outputs_are_refused(board: Path) -> None:

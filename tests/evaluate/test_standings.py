@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from evaluations import FACTS, PROGRAM, show_nothing
 from xsp.cli import main
 from xsp.evaluate import builtin, pipeline, pitfalls, reading, results, running, standings
 from xsp.evaluate.agents import Facts, Options
+from xsp.evaluate.quality import choices
 
 
 @pytest.fixture
@@ -169,6 +171,34 @@ def test_the_best_stands_first(board: Path, capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, out.splitlines())) <= 80
     assert main(["evaluate", "leaderboard", "--format", "json", *where]) == 0
     assert json.loads(capsys.readouterr().out)[0]["kind"] == "online"
+
+
+def test_a_leaderboard_concludes_from_its_rows(board: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = evaluated(board)
+    rates = {1: (100.0, 1.0, 0.5), 2: (190.0, 3.0, 0.7), 4: (195.0, 2.0, 0.6), 8: (180.0, 4.0, 0.4)}
+    rows = [
+        standings.Standing(
+            replace(result, content={**result.content, "accuracy": {"top1": top1}}),
+            {**result.parts[0], "batch": batch, "inputs_per_s": rate, "p99_ms": p99}, 1, "soft", "box",
+        )
+        for batch, (rate, p99, top1) in rates.items()
+    ]  # fmt: skip
+    price = choices.Price("box", 3.6, "EUR", datetime.date(2025, 1, 1))
+    assert standings.conclusions(rows, [price]) == [
+        "no other row is better in inputs/s, p99 and top-1 together than 1, 2, 3",
+        "board: most inputs/s with batch 4; beyond 2 doubling gains at most 5 %",
+        "rank correlation of top-1 and p99: -0.20",
+        "rank correlation of top-1 and inputs/s: 0.60",
+        "1: a million inputs cost 10 EUR (2025-01-01)",
+        "2: a million inputs cost 5.26 EUR (2025-01-01)",
+        "3: a million inputs cost 5.13 EUR (2025-01-01)",
+        "4: a million inputs cost 5.56 EUR (2025-01-01)",
+    ]
+    assert standings.conclusions(rows[:1]) == []
+    (board / "prices.csv").write_text("machine,per_hour,currency,date\nbox,much,EUR,2025-01-01\n", encoding="utf-8")
+    prices = ["--prices", str(board / "prices.csv")]
+    assert main(["evaluate", "leaderboard", "--store", str(board / "store"), *prices]) == 2
+    assert "not a price with a date" in capsys.readouterr().err
 
 
 def test_two_are_compared_on_the_command_line(board: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_the_section_has_the_measures_and_the_modules_with_the_longest_path_mark
         "m",
         "l.k",
     )
-    _, table, tree = section.section(graph).parts
+    _, table, *_, tree = section.section(graph).parts
     assert isinstance(table, sections.Table)
     assert dict(table.rows)["longest path"] == 2
     assert isinstance(tree, sections.Tree)

@@ -180,8 +180,9 @@ def test_what_multiplies_matrices_in_one_call_is_counted_or_unknown_and_not_zero
         return Tensor("float32", shape)
 
     assert flops("aten::inner", (4, 5), self=made(4, 7), other=made(5, 7)) == 2 * 4 * 5 * 7
-    assert flops("aten::chain_matmul", (2, 5), matrices=(made(2, 3), made(3, 4), made(4, 5))) is None
-    assert flops("aten::cov", (4, 4), self=made(4, 7)) is None
+    assert flops("aten::chain_matmul", (2, 5), matrices=(made(2, 3), made(3, 4), made(4, 5))) == 2 * (24 + 40)
+    assert flops("aten::cov", (4, 4), self=made(4, 7)) == 2 * 4 * 4 * 7
+    assert flops("aten::linalg_inv", (4, 4), A=made(4, 4)) is None
     assert flops("ai.onnx.ml::LinearClassifier", (4, 3), input0=made(4, 7)) is None
     assert flops("ai.onnx.ml::Normalizer", (4, 3), input0=made(4, 3)) == 0
     weights = {"qkv_weight": made(24, 8), "proj_weight": made(8, 8), "ffn_weight_1": made(32, 8)}

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xsp.graph import paths
-from xsp.graph.schedule import Times, Totals, list_schedule, queue_end, totals
+from xsp.graph.schedule import Times, Totals, list_schedule, totals
 
 Drawn = tuple[list[list[int]], list[list[int]], list[Times], int]
 
@@ -146,9 +146,3 @@ def test_the_heaviest_branch_of_the_published_inception_module_is_its_path() -> 
     assert found.path == (2, 3, 4, 5)
     assert found.sequential == pytest.approx(sum(map(sum, branches)))
     assert paths.longest(edges, [each[1] for each in times])[0] == pytest.approx(found.parallel)
-
-
-def test_a_queue_is_bound_by_launches_or_by_the_device() -> None:
-    assert queue_end([5, 5, 5], [1, 1, 1]) == 16
-    assert queue_end([1, 1, 1], [5, 5, 5]) == 16
-    assert queue_end([], []) == 0

@@ -314,7 +314,7 @@ GOOD = [{"batch": float(b), "step_ms": 1.0 + b} for b in range(1, 9)]
         ([{**each, "step_ms": None} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": float("nan")} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": -1} for each in GOOD], {}, "no time above 0"),
-        ([{**each, "step_ms": "3 ms"} for each in GOOD], {}, "such as '3 ms'; write only numbers"),
+        ([{**each, "step_ms": "3 parsecs"} for each in GOOD], {}, "such as '3 parsecs'; write 12.3, or 12.3 ms"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {}, "name it, --time COLUMN; there are batch, took"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {"time": "took"}, "--unit s, ms, us or ns"),
         (GOOD, {"time": "step"}, "did you mean step_ms"),

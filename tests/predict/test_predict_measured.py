@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,87 @@ def test_more_ranks_than_cores_take_at_least_what_sharing_them_takes(tmp_path: P
     assert link.curves is not None
     assert (link.curves.sharing_at(2).compute_factor, link.curves.sharing_at(2).copy_factor) == pytest.approx((2, 2))
     assert any("Cores are shared: 2 ranks have 1" in each for each in link.curves.notes([2], 0))
+
+
+# --- the uncertainty of the link --------------------------------------------------------------------------------------
+
+
+def calibrated(place: Path, factors: list[float], computing: list[float]) -> Timings:
+    """Return timings of several calibrations, each with collectives and products that take a factor of their time."""
+    timings = timed(place, HERE)
+    first = list(timings)
+    for number, (factor, slowdown) in enumerate(zip(factors, computing, strict=True)):
+        changed = []
+        for timing in first:
+            name, given = transfers.arguments(transfers.spec_of(timing))
+            by = (
+                factor
+                if name == "all_reduce"
+                else slowdown
+                if name == "together-product" and given["ranks"] == 2
+                else 1.0
+            )
+            scaled = {
+                each: (getattr(timing, each) or 0) * by for each in ("trimmed_ns", "low_ns", "high_ns", "least_ns")
+            }
+            changed.append(dataclasses.replace(timing, taken_ns=2 + number, **scaled))  # type: ignore[arg-type]
+        timings.add(changed)
+    return Timings.open(place, HERE)
+
+
+def interval(link: Link) -> tuple[float, float]:
+    (point,) = scaling.of(demo(step(100 * MB, 100 * MB)), Job(1, link), [2]).points
+    assert point.low is not None
+    assert point.high is not None
+    return point.low, point.high
+
+
+def test_the_interval_of_one_calibration_is_the_assumed_one_and_repetitions_change_it(tmp_path: Path) -> None:
+    once = measured.drift_of(timed(tmp_path / "once", HERE), 1)
+    assert once.calibrations == 1
+    assert once.collectives == pytest.approx(2.776 * measured.PRIOR_DRIFT, rel=1e-3)
+    stable = measured.drift_of(calibrated(tmp_path / "stable", [1.0] * 8, [1.0] * 8), 1)
+    assert (stable.calibrations, stable.collectives < 0.6 * once.collectives) == (9, True)
+    unstable = measured.drift_of(calibrated(tmp_path / "not", [1.4, 1.0, 1.4], [1.0] * 3), 1)
+    assert unstable.collectives > 1.5 * once.collectives
+    assert unstable.computing < once.computing
+
+
+def test_calibrations_that_differ_have_intervals_that_contain_each_other(tmp_path: Path) -> None:
+    low, high = (
+        interval(measured.of(calibrated(tmp_path / name, [factor], [1.0])))
+        for name, factor in (("low", 1.0), ("high", 1.18))
+    )
+    assert low[1] > high[0]
+
+
+def test_the_interval_holds_the_step_in_nine_of_ten_repetitions(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    covered = 0
+    for number in range(20):
+        drawn = [[math.exp(chance.gauss(0, 0.06)) for _ in range(4)] for _ in range(2)]
+        (*calibrations, collectives), (*slowdowns, computing) = drawn
+        link = measured.of(calibrated(tmp_path / f"{number}", calibrations, slowdowns))
+        truth = measured.of(calibrated(tmp_path / f"{number}-truth", [collectives], [computing]))
+        (actual,) = scaling.of(demo(step(100 * MB, 100 * MB)), Job(1, truth), [2]).points
+        low, high = interval(link)
+        covered += low <= actual.predicted.step <= high
+    assert covered >= 18
+
+
+def test_merged_parts_keep_earlier_calibrations(tmp_path: Path) -> None:
+    timings = calibrated(tmp_path, [1.3, 1.0], [1.0, 1.0])
+    before = measured.drift_of(timings, 1)
+    timings.compact()
+    assert measured.drift_of(Timings.open(tmp_path, HERE), 1) == before
+
+
+def test_what_a_prediction_lacks_is_said_and_timed_first(tmp_path: Path) -> None:
+    timings = timed(tmp_path, HERE)
+    assert measured.missing(transfers.curves(timings), [2]) == []
+    (sentence,) = measured.missing(transfers.curves(timings), [2, 4])
+    assert "of 4 ranks lacks all_reduce, together-product, together-copy, beside" in sentence
+    assert "together-copy of one rank" in measured.missing([], [2])[0]
+    asked = [transfers.arguments(spec)[0] for spec in transfers.of_collectives(list(transfers.OF_RANKS), (2, 3))]
+    others = min(asked.index(name) for name in transfers.OF_RANKS if name not in transfers.PREDICTED)
+    assert set(asked[:others]) == set(transfers.PREDICTED)

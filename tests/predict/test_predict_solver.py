@@ -51,10 +51,10 @@ def computing(work: Work) -> float:
 def exposed_by_recurrence(work: Work, job: Job) -> float:
     """Shi, Chu and Li: when the gradients of layer 1 have been communicated, after the end of its backward pass."""
     backward = list(itertools.accumulate(each.backward for each in reversed(work.layers)))
-    ends = buckets.communication_end(
-        backward, work.arrivals, training.plan_of(work, job), lambda size: takes(job, size)
-    )
-    return max(0.0, ends - backward[-1])
+    end = 0.0
+    for bucket in training.plan_of(work, job):
+        end = max(end, backward[bucket[-1]]) + takes(job, sum(work.arrivals[index] for index in bucket))
+    return max(0.0, end - backward[-1])
 
 
 # --- closed forms ----------------------------------------------------------------------------------------------
@@ -108,37 +108,11 @@ def test_merged_gradients_are_that_recurrence_over_buckets() -> None:
     chance = random.Random(4)
     for _ in range(INSTANCES):
         work = some_work(chance)
-        job = Job(chance.randint(2, 64), some_link(chance), Algorithm.RING)
-        backward = list(itertools.accumulate(each.backward for each in reversed(work.layers)))
-        cost = collectives.all_reduce(Algorithm.RING, job.link, job.ranks)
-        job = replace(job, plan=buckets.merge_gradients(backward, work.arrivals, *cost))
+        plan: list[list[int]] = []
+        for place in range(len(work.arrivals)):
+            plan[-1].append(place) if plan and chance.random() < 0.6 else plan.append([place])
+        job = Job(chance.randint(2, 64), some_link(chance), Algorithm.RING, plan=tuple(map(tuple, plan)))
         assert close(predict(work, job).step, computing(work) + exposed_by_recurrence(work, job) + work.update)
-
-
-def all_plans(count: int) -> list[buckets.Buckets]:
-    found = []
-    for cuts in itertools.product((False, True), repeat=count - 1):
-        plan: list[list[int]] = [[0]]
-        for place, cut in enumerate(cuts, 1):
-            plan.append([place]) if cut else plan[-1].append(place)
-        found.append(tuple(map(tuple, plan)))
-    return found
-
-
-def test_merging_is_never_slower_than_not_merging_and_as_fast_as_the_best_of_all_plans() -> None:
-    chance = random.Random(5)
-    for instance in range(150):
-        count = chance.randint(1, 12 if instance < 20 else 8)
-        ready = list(itertools.accumulate(chance.uniform(0, 2) for _ in range(count)))
-        sizes = [chance.uniform(0, 100) for _ in range(count)]
-        start, per_byte = chance.uniform(0, 3), chance.uniform(0, 0.05)
-
-        def end(plan: buckets.Buckets, *, ready=ready, sizes=sizes, start=start, per_byte=per_byte) -> float:  # type: ignore[no-untyped-def]
-            return buckets.communication_end(ready, sizes, plan, lambda size: start + per_byte * size)
-
-        found = end(buckets.merge_gradients(ready, sizes, start, per_byte))
-        assert found <= end(tuple((place,) for place in range(count))) + 1e-12
-        assert close(found, min(map(end, all_plans(count))))
 
 
 def test_a_loader_with_workers_delivers_a_batch_in_the_share_of_one_or_at_the_speed_of_the_disk() -> None:
@@ -312,7 +286,6 @@ REFUSED: list[Callable[[], object]] = [
     lambda: predict(PLAIN, Job(2, SLOW_LINK, plan=((0,),))),
     lambda: schedule.simulate([Task("a", Cause.OTHER, 1.0, (), (0,))]),
     lambda: schedule.simulate([Task("a", Cause.OTHER, 1.0, (), (1,)), Task("b", Cause.OTHER, 1.0, (), ())]),
-    lambda: buckets.merge_gradients([2.0, 1.0], [1.0, 1.0], 0.1, 0.1),
 ]
 
 

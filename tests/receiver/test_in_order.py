@@ -18,7 +18,7 @@ from xsp.errors import TraceError, UsageError
 from xsp.importers.otlp import OtlpSpan, Part
 from xsp.receiver import journal
 from xsp.receiver.journal import RunWriter
-from xsp.record.loop import Loop, Row, Status
+from xsp.record.loop import LoggedStep, Loop, Status
 from xsp.run import Otel
 from xsp.schema import Level
 from xsp.store import loop
@@ -33,7 +33,8 @@ def with_loop(run: Path, steps: int) -> Any:
     """Give a run directory a loop, and return an engine that holds it."""
     rows, con = Loop(), table.connect()
     for step in range(steps):
-        rows.add(Row(0, step, 1, 0, int(Level.APPLICATION), 1, 10_000 * (step + 1), 9_000, 100, 0, 5, 8, Status.OK))
+        start_ns = 10_000 * (step + 1)
+        rows.add(LoggedStep(0, step, 1, 0, int(Level.APPLICATION), 1, start_ns, 9_000, 100, 0, 5, 8, Status.OK))
     loop.append(run, rows.take(), 0)
     loop.create_table(con, [run])
     return con

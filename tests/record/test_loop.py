@@ -18,7 +18,7 @@ from xsp.analyses import A1, program_loop
 from xsp.analyses.answers import Answers
 from xsp.comparison import series
 from xsp.health import grade, health
-from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, Loop, Row, Status, Usage
+from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, LoggedStep, Loop, Status, Usage
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
@@ -31,8 +31,8 @@ MS = 1_000_000
 BARE, M = int(Level.APPLICATION), int(Level.MODEL)
 
 
-def row(step: int, dur_ns: int, **fields: Any) -> Row:
-    usual = Row(0, step, 1, 0, BARE, 1, 1000 * step, dur_ns, 100, 0, 5, 8, Status.OK, 3, 40)
+def row(step: int, dur_ns: int, **fields: Any) -> LoggedStep:
+    usual = LoggedStep(0, step, 1, 0, BARE, 1, 1000 * step, dur_ns, 100, 0, 5, 8, Status.OK, 3, 40)
     return usual._replace(**fields)
 
 
@@ -131,7 +131,7 @@ def test_a_long_loop_is_folded_and_keeps_its_time_and_its_recorded_steps() -> No
     for step in range(steps):
         recorded = step % 1000 == 999
         rows.add(row(step, MS, rung=M if recorded else BARE, steady=int(not recorded), before_ns=0))
-    held = [Row(*each) for each in _whole(rows.take())]
+    held = [LoggedStep(*each) for each in _whole(rows.take())]
     assert sum(each.steps for each in held) == steps
     assert sum(each.steps * each.dur_ns for each in held) == steps * MS
     assert sum(each.rung == M for each in held) == steps // 1000
@@ -145,7 +145,7 @@ def test_recorded_steps_in_a_row_are_not_folded() -> None:
     rows = Loop()
     for step in range(UNFOLDED_ROWS + 9):
         rows.add(row(step, 9, rung=M if step >= UNFOLDED_ROWS + 4 else BARE, steady=int(step < UNFOLDED_ROWS + 4)))
-    held = [Row(*each) for each in _whole(rows.take())]
+    held = [LoggedStep(*each) for each in _whole(rows.take())]
     assert [(each.step - UNFOLDED_ROWS, each.steps) for each in held[UNFOLDED_ROWS:]] == [
         (0, 4),
         *((n, 1) for n in range(4, 9)),
@@ -156,7 +156,7 @@ def test_what_is_unknown_of_a_step_is_folded_into_no_mean() -> None:
     rows = Loop()
     for step in range(UNFOLDED_ROWS + 30):
         rows.add(row(step, 9, faults=UNKNOWN if step % 3 == 0 else 6, system_ns=UNKNOWN if step % 3 == 0 else 8))
-    held = [Row(*each) for each in _whole(rows.take())]
+    held = [LoggedStep(*each) for each in _whole(rows.take())]
     assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
 
 
@@ -168,7 +168,7 @@ def test_steps_that_were_timed_in_stretches_keep_their_times_when_they_are_folde
     for place in range(12):
         rows.add(row(UNFOLDED_ROWS + 1000 * place, 7000, steps=1000, before_ns=1000, faults=3, system_ns=10))
     rows.add(row(UNFOLDED_ROWS + 12000, 500_000, steady=0))
-    held = [Row(*each) for each in _whole(rows.take())]
+    held = [LoggedStep(*each) for each in _whole(rows.take())]
     assert sum(each.steps for each in held) == 12001
     assert {each.dur_ns for each in held[:-1]} == {7000}
     assert {(each.before_ns, each.faults, each.system_ns) for each in held[:-1]} == {(1000, 3, 10)}
@@ -180,7 +180,7 @@ def test_several_unknown_values_in_turn_are_folded_into_no_mean() -> None:
     for step in range(UNFOLDED_ROWS + 30):
         unknown = step % 10 < 5
         rows.add(row(step, 9, faults=UNKNOWN if unknown else 6, system_ns=UNKNOWN if unknown else 8))
-    held = [Row(*each) for each in _whole(rows.take())]
+    held = [LoggedStep(*each) for each in _whole(rows.take())]
     assert {(each.faults, each.system_ns) for each in held} == {(UNKNOWN, UNKNOWN), (6, 8)}
     assert {each.steps for each in held[UNFOLDED_ROWS:]} == {5}
 
@@ -189,7 +189,7 @@ def _whole(content: bytes) -> list[tuple[int, ...]]:
     import array
 
     values = array.array("q", content)
-    width = len(Row._fields)
+    width = len(LoggedStep._fields)
     return [tuple(values[place : place + width]) for place in range(0, len(values), width)]
 
 
@@ -424,7 +424,7 @@ def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() ->
     [own] = iterations(trace([*bare(60), *bare(20, dur_ms=3, first=2000, steps=500)]).con)
     assert own.mean_ns == pytest.approx(3 * MS, rel=0.01)
     assert own.interval is not None
-    assert 2.9 * MS < own.interval.lo <= own.mean_ns <= own.interval.hi
+    assert 2.9 * MS < own.interval.low <= own.mean_ns <= own.interval.high
 
 
 # --- over OTLP ------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def test_the_interval_of_an_iteration_counts_a_row_as_often_as_it_has_steps() ->
 RUN = Otel.of({"trace_id": "ab" * 16, "span_id": "cd" * 8})
 
 
-def stored(tmp_path: Path, *rows: Row) -> Any:
+def stored(tmp_path: Path, *rows: LoggedStep) -> Any:
     """Return an engine whose table `loop` holds rows that went to the disk."""
     kept = Loop()
     for each in rows:

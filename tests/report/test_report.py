@@ -147,8 +147,6 @@ def test_names_in_a_trace_stay_text(page):
     assert "<script>window" not in page
     assert page.count("</script>") == 1 + len(html.SCRIPTS)
     assert HOSTILE in column(payload(page), "name")
-    shown = printed(text.health_table(trace(*FULL)))
-    assert "[red]" in shown or HOSTILE not in shown
 
 
 @pytest.mark.slow
@@ -483,7 +481,6 @@ def test_a_terminal_is_not_told_what_to_do():
     rows = [row._replace(name=hostile) if row.kind == "module" else row for row in spans(STEP)]
     one = trace_of(rows, {"name": hostile, "levels": hostile, "notes": [{"source": hostile, "text": hostile}]})
     console = Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(text.health_table(one))
     console.print(text.table(ANALYSES["layers"](one), "layers"))
     shown = console.file.getvalue() + firstscreen.text(firstscreen.first_screen(one), 100)
     assert not {"\x07", "\x9b", "\r"} & set(shown)

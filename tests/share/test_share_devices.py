@@ -104,7 +104,7 @@ def test_what_is_attached_on_the_device_is_never_evicted(there: StoreProcess, tm
     wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
     other = taken(paths[2], there.folder)  # in the place of the second
     assert len(fakecuda.status(there.folder)["objects"]) == 2
-    with pytest.raises(ShareError, match=rf"do not fit: of 8\.0 MiB, .*\(by process {os.getpid()}\).*device-capacity"):
+    with pytest.raises(ShareError, match=rf"do not fit: of 8 MiB, .*\(by process {os.getpid()}\).*device-capacity"):
         taken(paths[1], there.folder)
     assert (content(kept)[:1], content(other)[:1]) == (b"\0", b"\2")
     del kept, other  # the frame of the test lives on in the error that was raised

@@ -10,17 +10,18 @@ import pytest
 from test_share_weights import written
 
 from xsp import cli
-from xsp.bench.shapes import Estimate, Piece, Shape
+from xsp.bench.shapes import Piece, Shape
 from xsp.share import estimate, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 from xsp.share.measuring import COLD, WARM
 from xsp.share.weights import Tensor
+from xsp.stats import Interval
 
 MB = 1_000_000
 
 
 def line(start_s: float, per_byte_s: float) -> Shape:
-    piece = Piece(1, 1e9, Estimate(start_s, start_s, start_s), Estimate(per_byte_s, per_byte_s, per_byte_s))
+    piece = Piece(1, 1e9, Interval(start_s, start_s, start_s), Interval(per_byte_s, per_byte_s, per_byte_s))
     return Shape((piece,), (), 10, 0.0, 0.0, 1.0, None, 1e9)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from xsp import summary
+from xsp import stats
 from xsp.health import health
 from xsp.levels import parse_levels
 from xsp.record.schedule import Schedule
@@ -306,7 +306,7 @@ def test_without_any_step_the_merged_step_is_empty() -> None:
 
 def rung_of(added_us: float, low_us: float | None, high_us: float, calibrated_ns: float | None = 350.0) -> Rung:
     """Return a rung that adds 1,000 spans."""
-    added = None if low_us is None else summary.Interval(low_us * US, high_us * US)
+    added = None if low_us is None else stats.Interval(low_us * US, added_us * US, high_us * US)
     return Rung(int(Level.OP), 5, 10_000.0 * US, added_us * US, added, 1_000, calibrated_ns)
 
 
@@ -317,15 +317,15 @@ def test_a_span_costs_what_the_steps_say_where_they_say_it_and_what_the_calibrat
     assert once.cost_ns == pytest.approx(350)  # a single step has no interval
     assert (noisy.per_span_ns, once.per_span_ns) == (2_559, 900)
     for each in (sure, noisy, once):
-        assert each.cost_interval.lo <= each.cost_ns <= each.cost_interval.hi
-    assert noisy.cost_interval.hi - noisy.cost_interval.lo < 4 * 350
+        assert each.cost_interval.low <= each.cost_ns <= each.cost_interval.high
+    assert noisy.cost_interval.high - noisy.cost_interval.low < 4 * 350
     assert rung_of(-5_000, -9_000, -1_000).cost_ns >= 0
 
 
 def test_without_a_calibration_a_span_costs_what_the_steps_say() -> None:
     noisy = rung_of(2_559, 500, 8_000, calibrated_ns=None)
     assert noisy.cost_ns == 2_559
-    assert noisy.cost_interval == summary.Interval(500, 8_000)
+    assert noisy.cost_interval == stats.Interval(500, 2_559, 8_000)
 
 
 def test_operators_keep_their_own_time_where_steps_were_disturbed() -> None:

@@ -40,7 +40,7 @@ def test_steps_that_take_longer_since_the_first_recording_are_reported_with_both
     found = reference.change(trace.con)
     assert found is not None
     assert (found.before_ns, found.after_ns) == (pytest.approx(5.1 * MS), pytest.approx(7.7 * MS))
-    assert 1.4 < found.ratio.lo <= 7.7 / 5.1 <= found.ratio.hi < 1.6
+    assert 1.4 < found.ratio.low <= 7.7 / 5.1 <= found.ratio.high < 1.6
     (text,) = findings(trace)
     assert "7.7 ms" in text
     assert "5.1 ms before (+51 % [" in text

@@ -274,7 +274,7 @@ def test_data_loaders_without_workers_get_some(monkeypatch: pytest.MonkeyPatch) 
 def test_a_result_that_is_no_number_differs_from_any_and_arguments_stay_the_programs() -> None:
     torch = pytest.importorskip("torch")
     ones = torch.ones(2)
-    assert folding._difference(torch, ones, torch.tensor([float("nan"), 1.0])) == float("inf")
+    assert folding._difference(ones, torch.tensor([float("nan"), 1.0])) == float("inf")
     given = {"x": ones.double()}
     assert calls._convert(torch, given, {torch.float64}, torch.float32)["x"].dtype == torch.float32
     assert given["x"].dtype == torch.float64

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from xsp import summary
+from xsp import stats
 from xsp.account import entries as names
 from xsp.account import ondevice, onhost, places, plausibility, ranks
 from xsp.account.check import violations
+from xsp.account.course import course as of_course
 from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
+from xsp.account.ranks import Collectives
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
 from xsp.store.iterations import DISTURBANCE_FACTOR, Iteration, iterations
@@ -34,19 +36,63 @@ def of(trace: Trace) -> Account:
         by_rank.setdefault(window.rank, []).append(window)
     doubts = tuple(plausibility.doubts(trace))
     believes_devices = not any("busy" in doubt.forbids for doubt in doubts)
+    in_collectives = ranks.collectives(trace)
     found: list[Iterations] = []
     for rank, recorded in sorted(by_rank.items()):
         kind = trace.kind if rank == trace.rank else _main_kind(loop, rank)
         measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
-        found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices))
+        found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices, in_collectives.get(rank)))
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
+    found = [_with_course(trace, each) for each in found]
     found.sort(key=lambda each: (each.rank != trace.rank, each.kind != trace.kind, each.rank, -each.share))
-    wall_ms, outside_ms = _wall(trace, found)
+    wall_ms, outside_ms = _wall(trace)
     account = Account(
-        tuple(found), wall_ms, outside_ms, doubts, ranks.late_rank(trace, found) if believes_devices else None
+        tuple(found),
+        wall_ms,
+        outside_ms,
+        _program(trace, found, wall_ms, outside_ms),
+        doubts,
+        ranks.late_rank(trace, found) if believes_devices else None,
+        all(run.steps is None or run.steps.found for run in trace.run.rank_runs),
     )
     return replace(account, violations=tuple(violations(account)))
+
+
+def _with_course(trace: Trace, each: Iterations) -> Iterations:
+    """Return an account with the course of its iterations, and its time divided into usual and slow ones."""
+    is_device_bound = bool(each.devices) and (each.limit is None or each.limit.side != "host")
+    course = of_course(trace, each.rank, each.kind, each.time, is_device_bound)
+    costs = [slow.cost for slow in course.slow] if course is not None else []
+    rest_ms = (each.time.ms or 0.0) - sum(cost.ms or 0.0 for cost in costs)
+    if costs and rest_ms > 0:
+        usual = Entry(names.USUAL, rest_ms, each.time.source)
+        each = replace(each, time=replace(each.time, children=(usual, *costs)))
+    return replace(each, course=course)
+
+
+def _program(
+    trace: Trace, found: Sequence[Iterations], wall_ms: float | None, outside_ms: float | None
+) -> tuple[Entry, ...]:
+    """Return the wall time of the loop: iterations of each kind, first ones, time in no step, and what remains."""
+    own = [each for each in found if each.rank == trace.rank and each.time.ms is not None]
+    if wall_ms is None or not own or any(each.at_once > 1 for each in own):
+        return ()
+    entries = [
+        Entry(each.name or names.ITERATION, each.count * (each.time.ms or 0.0), each.time.source, calls=each.count)
+        for each in own
+    ]
+    first = [each.course.first for each in own if each.course is not None and each.course.first is not None]
+    if first:
+        is_compiling = any(each.is_compiling for each in first)
+        name = names.COMPILING if is_compiling else names.FIRST
+        count = sum(each.count for each in first)
+        entries.append(Entry(name, sum(each.ms for each in first), "steps that were not recorded", calls=count))
+    if outside_ms:
+        entries.append(Entry(names.OUTSIDE_STEPS, outside_ms, "loop"))
+    rest_ms = wall_ms - sum(entry.ms or 0.0 for entry in entries)
+    entries.append(Entry(names.UNEXPLAINED, rest_ms, "difference: recorded iterations take longer than others"))
+    return tuple(entries)
 
 
 def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:
@@ -63,10 +109,11 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     time = _time(measured, ())
     outside = _outside_steps(measured) if time.ms is not None else []
     step_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in outside)
-    host = Side("host", (*outside, *([Entry("step", step_ms, BARE)] if step_ms > 0 else [])))
+    host = Side("host", (*outside, *([Entry(names.STEP, step_ms, BARE)] if step_ms > 0 else [])))
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
         measured.recorded, 0, time, host, share=measured.share, samples_per_s=measured.samples_per_s,
+        at_once=measured.overlap.at_once if measured.overlap is not None else 1.0,
     )  # fmt: skip
 
 
@@ -74,15 +121,15 @@ def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
     """Return the time of an iteration: as measured without recording, else of recorded iterations."""
     if measured is not None and measured.mean_ns is not None:
         bounds = measured.interval
-        ends = (max(0.0, bounds.lo) / 1e6, bounds.hi / 1e6) if bounds is not None else (None, None)
+        ends = (max(0.0, bounds.low) / 1e6, bounds.high / 1e6) if bounds is not None else (None, None)
         if not measured.is_known and bounds is not None:  # short steps soon after recorded ones may take twice as long
             own_ns = max(0.0, (measured.step_ns or 0.0) - (measured.data_ns or 0.0))
-            ends = (max(0.0, bounds.lo - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.hi / 1e6)
+            ends = (max(0.0, bounds.low - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.high / 1e6)
         return Entry(names.ITERATION, measured.mean_ns / 1e6, BARE, *ends)
     if not recorded_ns:
         return Entry(names.ITERATION, None, "no iteration of this kind was recorded, or ran undisturbed")
-    bounds = summary.mean_interval([ns / 1e6 for ns in recorded_ns])
-    ends = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    bounds = stats.mean_interval([ns / 1e6 for ns in recorded_ns])
+    ends = (max(0.0, bounds.low), bounds.high) if bounds is not None else (None, None)
     return Entry(names.ITERATION, sum(recorded_ns) / len(recorded_ns) / 1e6, RECORDED, *ends)
 
 
@@ -110,7 +157,9 @@ def _outside_steps(measured: Iteration) -> list[Entry]:
         (names.BETWEEN, measured.between_ns, measured.between_interval),
     )
     return [
-        Entry(name, ns / 1e6, BARE, *((max(0.0, ends.lo) / 1e6, ends.hi / 1e6) if ends is not None else (None, None)))
+        Entry(
+            name, ns / 1e6, BARE, *((max(0.0, ends.low) / 1e6, ends.high / 1e6) if ends is not None else (None, None))
+        )
         for name, ns, ends in parts
         if ns
     ]
@@ -123,6 +172,7 @@ def _of_rank(
     recorded: Sequence[Window],
     measured: Iteration | None,
     believes_devices: bool,
+    collectives: Collectives | None,
 ) -> Iterations:
     deepest = max(window.rung for window in recorded)
     # without a loop the levels did not take turns: a step that holds less did less
@@ -141,10 +191,12 @@ def _of_rank(
     if has_device:
         work = ondevice.work_of(trace, rank, deep)
         bounds = ondevice.block_ends(work, deep)
-        device_times = ondevice.device_times(work, ondevice.host_waits(trace, rank), deep, bounds)
+        device_times = ondevice.device_times(
+            work, ondevice.host_waits(trace, rank), deep, bounds, collectives.waiting if collectives else None
+        )
         if measured is not None:
             ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
-    detailed = onhost.host_times(trace, rank, deep, ends)
+    detailed = onhost.host_times(trace, rank, deep, ends, collectives)
     outer = detailed
     if shallow is not deep and shallow_rung != deepest:
         outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
@@ -165,7 +217,7 @@ def _of_rank(
         )
         tail_ns = (tail_ns - before_ns) / len(deep)
         time = _time(None, [ns + tail_ns for ns in each_ns])
-        host = _host_as_recorded(detailed, len(deep), tail_ns)
+        host = _host_as_recorded(detailed, tail_ns)
         devices = [_closed(ondevice.side(each, len(deep), RECORDED, before_ns), time) for each in device_times]
     unit = names.ITERATION if any(window.step is not None for window in deep) else "window"
     account = Iterations(
@@ -181,8 +233,11 @@ def _of_rank(
         tuple(devices),
         share=measured.share if measured is not None else 1.0,
         samples_per_s=measured.samples_per_s if measured is not None else None,
+        at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
     )
-    account = replace(account, limit=_limit(account, believes_devices, _has_calls(trace, rank)))
+    account = replace(
+        account, limit=_limit(account, believes_devices, _has_calls(trace, rank), _least_host_ms(trace, rank, kind))
+    )
     earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)
     account = replace(account, earlier=earlier)
     gaps = [(each.device, each.gaps) for each in device_times]
@@ -194,10 +249,18 @@ def _host_ns(recorded: Sequence[Window]) -> int:
 
 
 def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[Entry, ...]:
-    """Return the states of a phase, in the shares of the most detailed recordings."""
+    """Return the models of a phase, or its states, in the shares of the most detailed recordings."""
     whole = float(detailed.phase_ns[phase].sum()) if phase in detailed.phase_ns else 0.0
     if not whole or phase == names.DATA:
         return ()
+    models = detailed.models.get(phase, ())
+    if models:
+        own = {name: float(detailed.phase_ns[name].sum()) for name in models if name in detailed.phase_ns}
+        factor = ms / (sum(own.values()) or 1.0)
+        return tuple(
+            Entry(name, ns * factor, source, children=_children(detailed, name, ns * factor, source))
+            for name, ns in own.items()
+        )
     shares = {
         state: min(1.0, float(detailed.state_ns[phase, state].sum()) / whole)
         for state in onhost.STATES
@@ -211,16 +274,19 @@ def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[
 
 def _phase_entry(name: str, values_ns: Sequence[float], scale: float, detailed: HostTimes, source: str) -> Entry:
     ms = float(np.mean(values_ns)) * scale / 1e6
-    bounds = summary.mean_interval([float(value) * scale / 1e6 for value in values_ns])
-    low, high = (max(0.0, bounds.lo), bounds.hi) if bounds is not None else (None, None)
+    bounds = stats.mean_interval([float(value) * scale / 1e6 for value in values_ns])
+    low, high = (max(0.0, bounds.low), bounds.high) if bounds is not None else (None, None)
     return Entry(name, ms, source, low, high, _children(detailed, name, ms, RECORDED))
 
 
-def _host_as_recorded(detailed: HostTimes, count: int, tail_ns: float) -> Side:
+def _host_as_recorded(detailed: HostTimes, tail_ns: float) -> Side:
+    times = dict(detailed.phase_ns)
+    if detailed.beside_ns is not None:
+        times[names.OTHER_THREADS] = times[names.OTHER_THREADS] + detailed.beside_ns
     entries = [
         _phase_entry(name, values.tolist(), 1.0, detailed, RECORDED)
-        for name, values in detailed.phase_ns.items()
-        if values.any()
+        for name, values in times.items()
+        if values.any() and name not in detailed.of_models
     ]
     if tail_ns > 0:
         entries.append(Entry(names.DRAINING, tail_ns / 1e6, RECORDED))
@@ -240,7 +306,7 @@ def _host_of_loop(
     in_step = {
         name: float(np.average(values, weights=weights))
         for name, values in outer.phase_ns.items()
-        if name not in (names.BETWEEN, names.DATA)
+        if name not in (names.BETWEEN, names.DATA) and name not in outer.of_models
     }
     # waits for data in the step are in both figures of the loop
     before_ns = sum(_before_step(outer, recorded)) / max(1, len(recorded))
@@ -349,7 +415,21 @@ def _closed(side: Side, time: Entry) -> Side:
     return replace(side, entries=(*side.entries, Entry(names.UNEXPLAINED, rest_ms, "difference")))
 
 
-def _limit(account: Iterations, believes_devices: bool, knows_waits: bool) -> Limit | None:
+FAST_SHARE = 0.25
+"""Share of iterations that count as fast ones."""
+
+
+def _least_host_ms(trace: Trace, rank: int, kind: int | None) -> float | None:
+    """Return the milliseconds of the host in a fast iteration of a kind on a rank; None if none was unrecorded."""
+    ((least_ns,),) = trace.con.execute(
+        f"SELECT quantile_cont(dur_ns + coalesce(before_ns, 0), {FAST_SHARE}) FROM loop WHERE rank = ? "
+        f"AND kind IS NOT DISTINCT FROM ? AND rung = {UNRECORDED} AND status = 'ok'",
+        [rank, kind],
+    ).fetchall()
+    return None if least_ns is None else float(least_ns) / 1e6
+
+
+def _limit(account: Iterations, believes_devices: bool, knows_waits: bool, least_host_ms: float | None) -> Limit | None:
     if account.time.ms is None or not believes_devices:
         return None
     device = account.device
@@ -365,7 +445,7 @@ def _limit(account: Iterations, believes_devices: bool, knows_waits: bool) -> Li
     device_ms = device.ms(names.BUSY)
     if not knows_waits:
         return Limit("device" if device_ms >= NEARLY_ALL * account.time.ms else "unknown", 0.0, device_ms)
-    return Limit("device" if device_ms >= host_ms else "host", host_ms, device_ms)
+    return Limit("device" if device_ms >= host_ms else "host", host_ms, device_ms, least_host_ms)
 
 
 def _has_calls(trace: Trace, rank: int) -> bool:
@@ -374,7 +454,7 @@ def _has_calls(trace: Trace, rank: int) -> bool:
     return bool(trace.con.execute(query, [rank]).fetchall())
 
 
-def _wall(trace: Trace, found: Sequence[Iterations]) -> tuple[float | None, float | None]:
+def _wall(trace: Trace) -> tuple[float | None, float | None]:
     """Return the wall time of the loop of the figures' rank in milliseconds, and the part in no iteration."""
     rows = trace.con.execute(
         """

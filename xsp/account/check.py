@@ -18,6 +18,9 @@ def violations(account: Account) -> Iterator[str]:
     """Yield a sentence for each sum of an account that does not hold."""
     for each in account.iterations:
         yield from _of(each)
+    total_ms = sum(entry.ms or 0.0 for entry in account.program)
+    if account.program and account.wall_ms and abs(total_ms - account.wall_ms) > TOLERANCE * account.wall_ms:
+        yield f"the parts of the program add up to {total_ms:.4g} of {account.wall_ms:.4g} ms"
 
 
 def _of(account: Iterations) -> Iterator[str]:
@@ -25,6 +28,7 @@ def _of(account: Iterations) -> Iterator[str]:
     if iteration_ms is None:
         return
     where = f" on rank {account.rank}" if account.rank else ""
+    yield from _entry(account.time, "time", iteration_ms, where)
     for side in (account.host, *account.devices):
         for top in side.entries:
             if top.name == names.UNEXPLAINED:

@@ -9,6 +9,7 @@ ITERATION = "iteration"
 DATA, FORWARD, BACKWARD, OPTIMIZER = "waiting for data", "forward", "backward", "optimizer"
 OUTSIDE, BETWEEN, DRAINING = "outside the phases", "between steps", "waiting for the device after the step"
 RUNNING, ISSUING, WAITING = "running", "issuing device work", "waiting for the device"
+OTHER_THREADS = "other threads run steps"
 OTHER_RANKS, TRANSFER = "waiting for other ranks", "transfer"
 BUSY, COMPUTATION, COMMUNICATION, COPIES = "busy", "computation", "exposed communication", "exposed copies"
 IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, NO_LAUNCH, NOT_RECORDED = (
@@ -28,8 +29,17 @@ BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
 
 OF_IDLE = "idle: "
 """Prefix of the causes of idle time where they are parts beside others."""
+OF_COLLECTIVES = (OTHER_RANKS, TRANSFER)
+"""Times of the host in collectives that it runs itself, while it computes nothing."""
 
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
+STEP, USUAL, SLOW = "step", "usual iterations", "slow iterations"
+COMPILING, FIRST, OUTSIDE_STEPS = "compiling", "first iterations", "in no step"
+
+
+def of_model(phase: str, model: str) -> str:
+    """Return the name of the part of a phase that one of several models takes."""
+    return f"{phase} of {model}"
 
 
 @dataclass(frozen=True)
@@ -109,10 +119,72 @@ class Limit:
     device_ms: float
     """Time in which the busiest device works."""
 
+    least_host_ms: float | None = None
+    """Time that the host needs in a fast iteration, with its waits: a quarter of them take no longer; None if unknown.
+    Where the host waits for the device without a call that shows it, it needs less than `host_ms`."""
+
     @property
     def lead_ms(self) -> float:
         """By how much the limiting side takes longer than the other one."""
         return abs(self.host_ms - self.device_ms)
+
+
+@dataclass(frozen=True)
+class SlowIterations:
+    """Iterations of a kind that take much longer than the others."""
+
+    part: str
+    """What is slow in them: a phase of the step, the step, waiting for data, or the time between steps."""
+
+    count: int
+    of: int
+    """Number of iterations among which they are."""
+
+    period: int | None
+    """Every how many steps one of them runs; None if that varies."""
+
+    slow_ms: float
+    """Mean time of one of them."""
+
+    usual_ms: float
+    """Median time of the others."""
+
+    cost: Entry
+    """What they take longer, per iteration of the kind, with the place that takes most of it; of its time."""
+
+    steps: tuple[int, ...] = ()
+    """Numbers of the first ones."""
+
+
+@dataclass(frozen=True)
+class FirstIterations:
+    """The first iterations of a program, in which code is compiled and loaded, memory allocated, and kernels chosen."""
+
+    count: int
+    ms: float
+    """What they take longer than as many others, all together."""
+
+    longest_ms: float
+    usual_ms: float
+    is_compiling: bool
+    """Whether code that a compiler made runs in the program."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Iterations that take longer and longer: times at the beginning and at the end."""
+
+    first_ms: float
+    last_ms: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """The iterations of a kind over the time of the program."""
+
+    first: FirstIterations | None = None
+    slow: tuple[SlowIterations, ...] = ()
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True)
@@ -140,12 +212,18 @@ class Iterations:
     samples_per_s: float | None = None
     """Samples per second of the loop, on all threads together."""
 
+    at_once: float = 1.0
+    """Mean number of iterations that run at the same time, on several threads."""
+
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
 
     def percent(self, ms: float | None) -> float | None:
         """Return a time as a percentage of the iteration; None if one of them is unknown."""
         return 100 * ms / self.time.ms if ms is not None and self.time.ms else None
+
+    course: Course | None = None
+    """Slow iterations and growth; None in traces that do not show the loop."""
 
     @property
     def device(self) -> Side | None:
@@ -165,6 +243,8 @@ class Iterations:
         if self.limit is None or self.time.ms is None:
             return gain_ms
         host_ms, device_ms = self.limit.host_ms, self.limit.device_ms
+        if side == "device" and self.limit.least_host_ms is not None:
+            host_ms = min(host_ms, self.limit.least_host_ms)
         if side == "host":
             host_ms = max(0.0, host_ms - gain_ms)
         else:
@@ -178,10 +258,10 @@ class LateRank:
 
     rank: int
     late_ms: float
-    """Its longest delay at a collective, per iteration in which it occurs."""
+    """Its delay at the collective at which others wait longest for it, the median over the iterations."""
 
     collective: str
-    """The collective of that delay."""
+    """That collective."""
 
     is_first: bool
     """Whether it is the first collective of its name in a step."""
@@ -193,6 +273,11 @@ class LateRank:
     """Exposed communication of all ranks together, per iteration."""
 
     ranks: int
+    part: str | None = None
+    """The part of its iteration on the host that takes longer than on the others, if that explains its delay."""
+
+    part_ms: float = 0.0
+    """By how much."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +304,16 @@ class Account:
     outside_ms: float | None = None
     """Part of it that belongs to no iteration of any kind."""
 
+    program: tuple[Entry, ...] = ()
+    """Entries that add up to `wall_ms`: the iterations of each kind, what the first ones took longer, the time in no
+    step, and what remains (recorded iterations take longer than others); empty without a loop."""
+
     doubts: tuple[Doubt, ...] = ()
     late_rank: LateRank | None = None
+    steps_found: bool = True
+    """False if modules are called in turn in no order that repeats: then each call counts as a step, and no iteration
+    of the program is known."""
+
     violations: tuple[str, ...] = field(default=())
     """What does not add up, see `xsp.account.check`."""
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from xsp.account import entries as names
 from xsp.account.entries import Entry, Side
-from xsp.account.sweep import Times, Union, clipped, complement, covered, length, union
+from xsp.account.sweep import Times, Union, clipped, complement, covered, intersection, length, union, without
 from xsp.account.windows import Window
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.schema import Kind
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     stream: Times
     purpose: Times
     kind: Any
-    """Class of each kernel, from its name."""
+    """Class of each kernel, from its name; the name of a copy."""
 
     owner: Times
     """Index of the iteration that launched it, or `NONE` or `EARLIER`."""
@@ -68,7 +68,8 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
         f"""
         SELECT w.start_ns, w.end_ns, coalesce(w.device, 0) AS device, coalesce(w.stream, -1) AS stream,
                CASE purpose WHEN '{COMMUNICATION}' THEN 1 WHEN '{COPY}' THEN 2 ELSE 0 END AS purpose,
-               coalesce(w.class, 'memory copy') AS class, coalesce(begin_ns, -1) AS launch_ns,
+               CASE WHEN w.kind = '{Kind.COPY}' THEN w.name ELSE w.class END AS class,
+               coalesce(begin_ns, -1) AS launch_ns,
                coalesce(returned_ns, 0) AS returned_ns, coalesce(on_thread, -1) AS thread,
                coalesce(blocks, false) AS blocks, w.span_id
         FROM device_work w LEFT JOIN launches USING (rank, on_process, correlation_id)
@@ -194,11 +195,15 @@ def block_ends(work: Work, iterations: Sequence[Window]) -> dict[int, tuple[int,
 
 
 def device_times(
-    work: Work, waits: HostWaits, iterations: Sequence[Window], bounds: dict[int, tuple[int, int]]
+    work: Work,
+    waits: HostWaits,
+    iterations: Sequence[Window],
+    bounds: dict[int, tuple[int, int]],
+    for_ranks: Union | None = None,
 ) -> list[DeviceTimes]:
     """Return what each device of a rank did in the recordings of its iterations."""
     return [
-        _of_device(work, np.flatnonzero(work.device == device), waits, iterations, bounds, device)
+        _of_device(work, np.flatnonzero(work.device == device), waits, iterations, bounds, device, for_ranks)
         for device in sorted({int(device) for device in work.device[work.owner >= 0]})
     ]
 
@@ -210,6 +215,7 @@ def _of_device(
     iterations: Sequence[Window],
     bounds: dict[int, tuple[int, int]],
     device: int,
+    for_ranks: Union | None,
 ) -> DeviceTimes:
     purposes = dict.fromkeys((names.COMPUTATION, names.COMMUNICATION, names.COPIES, names.EARLIER), 0)
     own, purpose = work.owner[rows] >= 0, work.purpose[rows]
@@ -221,6 +227,8 @@ def _of_device(
     computing, kernels = union_of(own & (purpose == 0)), union_of(own & (purpose <= 1))
     all_own, everything = union_of(own), union(start, end)
     communicating = union_of(own & (purpose == 1))
+    exposed = without(communicating, computing)
+    waited_ns = 0
     gaps: list[Gap] = []
     wall_ns = hidden_ns = 0
     for begin, stop in bounds.values():
@@ -230,12 +238,19 @@ def _of_device(
         purposes[names.COPIES] += inside[2] - inside[1]
         purposes[names.EARLIER] += inside[3] - inside[2]
         hidden_ns += length(clipped(communicating, begin, stop)) - (inside[1] - inside[0])
+        if for_ranks is not None:
+            waited_ns += length(clipped(intersection(exposed, for_ranks), begin, stop))
         wall_ns += stop - begin
         gaps += _gaps(work, rows, complement(everything, begin, stop), waits, iterations)
     classes = {
         names.COMPUTATION: _classes(work, rows[own & (purpose == 0)], purposes[names.COMPUTATION]),
         names.COPIES: _classes(work, rows[own & (purpose == 2)], purposes[names.COPIES]),
     }
+    if for_ranks is not None and length(for_ranks):
+        classes[names.COMMUNICATION] = {
+            names.OTHER_RANKS: float(min(waited_ns, purposes[names.COMMUNICATION])),
+            names.TRANSFER: float(max(0, purposes[names.COMMUNICATION] - waited_ns)),
+        }
     busy = [0] * len(iterations)
     for index in range(len(iterations)):
         mine = work.owner[rows] == index

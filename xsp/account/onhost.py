@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.account import entries as names
+from xsp.account.ranks import Collectives
 from xsp.account.sweep import Times, Union, covered, innermost, intersection, length, union, without
 from xsp.account.windows import Window
 from xsp.schema import Kind, Level
@@ -45,7 +46,7 @@ class PhaseTimes:
         return length(self.unions[phase]) / count / 1e6 if phase in self.unions else 0.0
 
 
-STATES = (names.WAITING, names.ISSUING)
+STATES = (names.WAITING, names.ISSUING, *names.OF_COLLECTIVES)
 
 
 @dataclass
@@ -58,10 +59,27 @@ class HostTimes:
     state_ns: dict[tuple[str, str], NDArray[np.int64]] = field(default_factory=dict)
     """Phase and state → nanoseconds of each iteration."""
 
+    beside_ns: NDArray[np.int64] | None = None
+    """Time between the steps of each iteration in which other threads ran steps, in none of the phases; None for a
+    program of one thread."""
+
     phases: PhaseTimes = field(default_factory=lambda: PhaseTimes({}))
+    models: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phase → the models that it consists of, each with times of its own; for phases of several models."""
+
+    @property
+    def of_models(self) -> frozenset[str]:
+        """Names of times of single models, which are parts of those of their phase."""
+        return frozenset(name for own in self.models.values() for name in own)
 
 
-def host_times(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> HostTimes:
+def host_times(
+    trace: Trace,
+    rank: int,
+    iterations: Sequence[Window],
+    ends: Sequence[int],
+    collectives: Collectives | None = None,
+) -> HostTimes:
     """Return what the host did in iterations of a rank.
 
     Args:
@@ -70,6 +88,7 @@ def host_times(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequ
         iterations: its recorded iterations.
         ends: end of the device work of each iteration that runs after everything else in it on the host; a step of
             xsp lasts until then, and the host waits. 0 where there is none.
+        collectives: collectives that the host runs itself; None if there are none.
     """
     prepare(trace)
     threads = _threads(trace, rank, iterations)
@@ -78,18 +97,29 @@ def host_times(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequ
     steps = np.array([window.step_ns for window in iterations], np.int64)
     stops = np.array([window.end_ns for window in iterations], np.int64)
     states = _states(trace, rank, threads, iterations, ends)
+    if collectives is not None and not collectives.on_device:
+        states |= _in_collectives(trace, rank, threads, collectives, [*states.values()])
     times = HostTimes()
     taken: Union = union(*_joined(list(phases.values())))
+    models = _models(trace, rank, threads, phases)
+    times.models = {phase: tuple(own) for phase, own in models.items()}
     parts = dict(phases)
-    for name, part in phases.items():
+    for name, part in {**phases, **{name: part for own in models.values() for name, part in own.items()}}.items():
         ns = covered(part, starts, stops)
         if not ns.any():
             continue
         times.phase_ns[name] = ns
         if name == names.DATA:
             continue
+        parts.setdefault(name, part)
         for state, in_state in states.items():
             times.state_ns[name, state] = covered(intersection(part, in_state), starts, stops)
+    beside = without(_steps_of_others(trace, rank, threads), taken)
+    if length(beside):
+        parts[names.OTHER_THREADS] = intersection(beside, union(starts, stops))
+        times.phase_ns[names.OTHER_THREADS] = covered(beside, steps, stops)
+        times.beside_ns = covered(beside, starts, steps)
+        taken = union(*_joined([taken, beside]))
     for name, begins, finishes in ((names.BETWEEN, starts, steps), (names.OUTSIDE, steps, stops)):
         times.phase_ns[name] = np.maximum(0, finishes - begins) - covered(taken, begins, finishes)
         parts[name] = without(union(begins, finishes), taken)
@@ -119,6 +149,21 @@ def _threads(trace: Trace, rank: int, iterations: Sequence[Window]) -> list[tupl
     ).fetchall()
     processes = {process for process, _ in main}
     return sorted(main | {(process, thread) for process, thread in rows if process in processes or not processes})
+
+
+def _steps_of_others(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> Union:
+    """Return when other threads of the processes ran steps: a gap of these threads meanwhile is none of the program."""
+    empty = np.zeros(0, np.int64)
+    if not threads:
+        return empty, empty
+    processes = ", ".join(str(process) for process in {process for process, _ in threads})
+    columns = trace.con.execute(
+        f"SELECT start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE rank = ? AND kind = '{Kind.STEP}' "
+        f"AND thread IS NOT NULL AND coalesce(process, -1) IN ({processes}) "
+        f"AND NOT {_on(threads, 'process', 'thread')}",
+        [rank],
+    ).fetchnumpy()
+    return union(np.asarray(columns["start_ns"], np.int64), np.asarray(columns["end_ns"], np.int64))
 
 
 def _on(threads: Sequence[tuple[int, int]], process: str, thread: str) -> str:
@@ -161,6 +206,46 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     return {
         label: union(starts[owner[index] == place], ends[owner[index] == place]) for place, label in enumerate(labels)
     }
+
+
+MIN_MODEL_SHARE = 0.05
+"""Least share of a phase that a model must take to have a time of its own."""
+
+
+def _models(
+    trace: Trace, rank: int, threads: Sequence[tuple[int, int]], phases: dict[str, Union]
+) -> dict[str, dict[str, Union]]:
+    """Return the times of each model in forward, if several models take much of it: a teacher and a student."""
+    forward = phases.get(names.FORWARD)
+    if forward is None:
+        return {}
+    rows = trace.con.execute(
+        f"SELECT coalesce(name, type, ''), start_ns, start_ns + dur_ns FROM spans WHERE rank = ? AND device IS NULL "
+        f"AND timed IS NOT false AND kind = '{Kind.FORWARD}' AND {_on(threads, 'process', 'thread')} ORDER BY start_ns",
+        [rank],
+    ).fetchall()
+    calls: dict[str, tuple[list[int], list[int]]] = {}
+    for name, start, end in rows:
+        own = calls.setdefault(name, ([], []))
+        own[0].append(start)
+        own[1].append(end)
+    if len(calls) < 2:
+        return {}
+    times = {
+        name: intersection(forward, union(np.array(starts, np.int64), np.array(ends, np.int64)))
+        for name, (starts, ends) in calls.items()
+    }
+    whole = max(1, length(forward))
+    large = {name: own for name, own in times.items() if length(own) >= MIN_MODEL_SHARE * whole}
+    if len(large) < 2:
+        return {}
+    result, rest = {}, forward
+    for name, model in sorted(large.items(), key=lambda item: -length(item[1])):
+        result[names.of_model(names.FORWARD, name)] = intersection(model, rest)
+        rest = without(rest, model)
+    if length(rest):
+        result[names.of_model(names.FORWARD, "other models")] = rest
+    return {names.FORWARD: result}
 
 
 Spans = list[tuple[str, int, int]]
@@ -251,6 +336,26 @@ def _states(
     issuing = union(starts[~waits], stops[~waits])
     issuing = without(issuing, waiting)  # a call that waits inside one that does not, or beside it
     return {names.WAITING: waiting, names.ISSUING: issuing}
+
+
+_COLLECTIVE_OPERATORS = "c10d::|gloo:|nccl:|mpi:|record_param_comms"
+"""Pattern for operators that begin or contain a collective: a thread that is in one of them computes nothing."""
+
+
+def _in_collectives(
+    trace: Trace, rank: int, threads: Sequence[tuple[int, int]], own: Collectives, taken: Sequence[Union]
+) -> dict[str, Union]:
+    """Return when collectives of the host run, or wait for other ranks, while the threads run no operator."""
+    columns = trace.con.execute(
+        f"SELECT start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE rank = ? AND level = {int(Level.OP)} "
+        f"AND kind = '{Kind.OP}' AND timed IS NOT false AND {_on(threads, 'process', 'thread')} "
+        f"AND NOT regexp_matches(name, '{_COLLECTIVE_OPERATORS}')",
+        [rank],
+    ).fetchnumpy()
+    computing = union(np.asarray(columns["start_ns"], np.int64), np.asarray(columns["end_ns"], np.int64))
+    busy = union(*_joined([computing, *taken]))
+    waiting = without(own.waiting, busy)
+    return {names.OTHER_RANKS: waiting, names.TRANSFER: without(without(own.transfer, busy), waiting)}
 
 
 def _draining(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> Union:

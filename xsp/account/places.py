@@ -93,6 +93,12 @@ def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phas
         if entry.name == names.DRAINING:
             entries.append(entry)
             continue
+        models = [child for child in entry.children if child.name.startswith(names.of_model(entry.name, ""))]
+        if models:
+            model = max(models, key=lambda child: child.ms or 0.0)
+            name = model.name.removeprefix(names.of_model(entry.name, ""))
+            entries.append(replace(entry, place=name, place_ms=model.ms))
+            continue
         whole_ms = phases.ms(entry.name, len(recorded))
         candidates = [_operators(outermost, phases, entry.name, len(recorded))]
         if entry.name in (names.FORWARD, names.BACKWARD):

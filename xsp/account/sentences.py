@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xsp.account import entries as names
-from xsp.account.entries import Account, Entry, Iterations, Side
+from xsp.account.entries import Account, Entry, Iterations, Side, SlowIterations
+from xsp.texts import ms_text
 
 MOST_LINES = 8
 """Most lines of a side."""
@@ -25,6 +26,23 @@ CLOSE = 0.2
 """Share of an iteration up to which the difference of both sides leaves open which one limits."""
 
 
+SHORT = {
+    f"{names.OF_IDLE}{name}": f"{names.OF_IDLE}{short}"
+    for name, short in (
+        (names.HOST_LATE, "launched late"),
+        (names.HOST_DATA, "waits for data"),
+        (names.DRAINED, "host had waited"),
+        (names.COPYING, "copy is prepared"),
+        (names.QUEUED, "work waits"),
+        (names.BEFORE_FIRST, "step not begun"),
+        (names.AFTER_LAST, "after last work"),
+        (names.NO_LAUNCH, "cause unknown"),
+        (names.NOT_RECORDED, "not recorded"),
+    )
+} | {names.WAITING: "waits for device", names.EARLIER: "launched earlier", names.OTHER_RANKS: "waits for ranks"}
+"""Names of lines as a table of two columns has room for them; docs/understand/account.md has both."""
+
+
 class Line(NamedTuple):
     """A part of an iteration in one line."""
 
@@ -41,7 +59,7 @@ def parts(side: Side) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for entry in side.entries:
-        waited_ms = entry.part(names.WAITING) if side.device is None else 0.0
+        waits = {name: entry.part(name) for name in _WAITS} if side.device is None else {}
         if entry.name == names.DRAINING:
             found[names.WAITING] = found.get(names.WAITING, 0.0) + (entry.ms or 0.0)
         elif entry.name in (names.BUSY, names.IDLE) and entry.children:
@@ -49,9 +67,13 @@ def parts(side: Side) -> dict[str, float]:
             for child in entry.children:
                 found[prefix + child.name] = child.ms or 0.0
         else:
-            found[entry.name] = found.get(entry.name, 0.0) + (entry.ms or 0.0) - waited_ms
-            if waited_ms:
-                found[names.WAITING] = found.get(names.WAITING, 0.0) + waited_ms
+            models = [child for child in entry.children if child.name.startswith(names.of_model(entry.name, ""))]
+            for part in models or [entry]:
+                own_ms = (part.ms or 0.0) - (sum(map(part.part, _WAITS)) if side.device is None else 0.0)
+                found[part.name] = found.get(part.name, 0.0) + own_ms
+            for name, ms in waits.items():
+                if ms:
+                    found[name] = found.get(name, 0.0) + ms
     return dict(sorted(found.items(), key=lambda part: -abs(part[1])))
 
 
@@ -67,14 +89,8 @@ def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]
     return [Line(name, ms, 100 * ms / total_ms if total_ms else 0.0) for name, ms in shown]
 
 
-def ms_text(ms: float) -> str:
-    """Return milliseconds with a unit that fits and three digits."""
-    for unit, factor in (("s", 1e-3), ("ms", 1.0), ("µs", 1e3)):
-        if abs(ms) * factor >= 0.9995 or unit == "µs":
-            value = ms * factor
-            digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError("unreachable")
+_WAITS = (names.WAITING, *names.OF_COLLECTIVES)
+"""States of the host that are lines of their own, in whatever phase they are."""
 
 
 def percent_text(percent: float) -> str:
@@ -90,6 +106,12 @@ def _of(part_ms: float, whole_ms: float) -> str:
     return f"{part} of {whole} ({percent_text(100 * part_ms / whole_ms if whole_ms else 0.0)})"
 
 
+STEPS_NOT_FOUND = (
+    "Steps could not be found: modules are called in turn in no order that repeats, so the time of an iteration is "
+    "unknown; name the function that makes one step: xsp run --step NAME …"
+)
+
+
 def limit(account: Account, attention_ms: float = 0.0) -> str:
     """Return one sentence: what limits, with its share of an iteration, and the place that takes most of it.
 
@@ -98,6 +120,8 @@ def limit(account: Account, attention_ms: float = 0.0) -> str:
         attention_ms: time of attention that is written out, of an iteration; it is no class of kernels.
     """
     main = account.job
+    if not account.steps_found:
+        return STEPS_NOT_FOUND
     if main is None or main.time.ms is None:
         return "The time of an iteration is unknown: no step ran undisturbed; run more steps."
     blocking = next((doubt for doubt in account.doubts if "busy" in doubt.forbids), None)
@@ -108,11 +132,88 @@ def limit(account: Account, attention_ms: float = 0.0) -> str:
         first = "first " if late.is_first else ""
         return (
             f"Rank {late.rank} is late by {ms_text(late.late_ms)} at the {first}{late.collective}: "
-            f"{_of(late.waited_ms, late.exposed_ms)} of exposed communication on {late.ranks} ranks wait for it."
+            f"{_of(late.waited_ms, late.exposed_ms)} of exposed communication on {late.ranks} ranks wait for it"
+            + (
+                f"; its {_TIME_OF.get(late.part, late.part)} takes {ms_text(late.part_ms)} longer than theirs."
+                if late.part
+                else "."
+            )
         )
     if main.device is None:
         return _on_host_alone(main)
     return _with_device(account, main, main.device, attention_ms)
+
+
+MIN_COMPILING_SHARE, MIN_FIRST_SHARE = 0.1, 0.25
+"""Least share of the program's loop that its first iterations take longer, for a sentence: with code that a compiler
+made, and without."""
+
+MIN_SLOW_SHARE = 0.05
+"""Least share of an iteration that slow iterations add, for a sentence."""
+
+
+class Remark(NamedTuple):
+    """A sentence on the program as a whole, and the share of its time that it is about."""
+
+    text: str
+    share: float
+
+
+def remarks(account: Account) -> list[Remark]:
+    """Return sentences on what differs between iterations: the first ones, slow ones, growth; most time first."""
+    main = account.job
+    if main is None or main.course is None or not main.time.ms or not account.steps_found:
+        return []
+    found = [
+        Remark(_slow(slow, main), (slow.cost.ms or 0.0) / main.time.ms)
+        for slow in main.course.slow
+        if (slow.cost.ms or 0.0) >= MIN_SLOW_SHARE * main.time.ms
+    ]
+    first = next((entry for entry in account.program if entry.name in (names.COMPILING, names.FIRST)), None)
+    least_share = MIN_COMPILING_SHARE if first is not None and first.name == names.COMPILING else MIN_FIRST_SHARE
+    if first is not None and account.wall_ms and (first.ms or 0.0) >= least_share * account.wall_ms:
+        found.append(Remark(_first(first, account.wall_ms), (first.ms or 0.0) / account.wall_ms))
+    growth = main.course.growth
+    if growth is not None:
+        share = growth.last_ms / growth.first_ms - 1
+        text = (
+            f"An iteration takes {100 * share:.0f} % longer at the end than at the beginning: "
+            f"{ms_text(growth.first_ms)}, then {ms_text(growth.last_ms)}."
+        )
+        found.append(Remark(text, (growth.last_ms - growth.first_ms) / growth.last_ms))
+    return sorted(found, key=lambda remark: -remark.share)
+
+
+def _slow(slow: SlowIterations, main: Iterations) -> str:
+    which = (
+        f"Each {ordinal(slow.period)} iteration takes"
+        if slow.period
+        else f"{slow.count:,} of {slow.of:,} iterations take"
+    )
+    place = f", in {slow.cost.place}" if slow.cost.place else ""
+    part = {names.BETWEEN: "between steps", names.STEP: "in its step", names.DATA: names.DATA}.get(
+        slow.part, f"in {slow.part}"
+    )
+    return (
+        f"{which} {ms_text(slow.slow_ms)} instead of {ms_text(slow.usual_ms)}, {part}{place}: "
+        f"{_of(slow.cost.ms or 0.0, main.time.ms or 0.0)} of the mean iteration."
+    )
+
+
+def _first(first: Entry, wall_ms: float) -> str:
+    count = f"{first.calls:.0f} iterations" if first.calls and first.calls > 1 else "iteration"
+    if first.name == names.COMPILING:
+        return f"Compiling took {_of(first.ms or 0.0, wall_ms)} of the program's loop, in the first {count}."
+    return (
+        f"The first {count} took {_of(first.ms or 0.0, wall_ms)} of the program's loop longer than others: code is "
+        "loaded, memory allocated, kernels are chosen."
+    )
+
+
+def ordinal(number: int) -> str:
+    """Return a number as an ordinal: `2nd`, `15th`."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
 
 
 def _on_host_alone(main: Iterations) -> str:
@@ -123,11 +224,20 @@ def _on_host_alone(main: Iterations) -> str:
         return f"{_subject(main)} takes {ms_text(total_ms)}; nothing in it was recorded."
     if data_ms >= MIN_DATA_SHARE * total_ms and data_ms >= (largest.ms or 0.0):
         return f"The loop waits for data: {_of(data_ms, total_ms)}."
+    ranks_ms, transfer_ms = (sum(top.part(name) for top in main.host.entries) for name in names.OF_COLLECTIVES)
+    if ranks_ms + transfer_ms >= total_ms / 4:
+        return (
+            f"Ranks communicate while they compute nothing: {_of(ranks_ms + transfer_ms, total_ms)}, "
+            f"{ms_text(ranks_ms)} of it waiting for other ranks, {ms_text(transfer_ms)} transfer."
+        )
     return f"{_largest(largest, total_ms)}."
 
 
 def _subject(main: Iterations) -> str:
     return "The recording" if main.unit == "window" else "An iteration"
+
+
+_TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}
 
 
 def _largest(entry: Entry, total_ms: float) -> str:
@@ -146,7 +256,12 @@ def _largest(entry: Entry, total_ms: float) -> str:
     )
 
 
-_THE = {names.OPTIMIZER: "the optimizer", names.BETWEEN: "between its steps", names.OUTSIDE: "outside its phases"}
+_THE = {
+    names.OTHER_THREADS: "steps of other threads",
+    names.OPTIMIZER: "the optimizer",
+    names.BETWEEN: "between its steps",
+    names.OUTSIDE: "outside its phases",
+}
 
 
 def _place(entry: Entry) -> str:
@@ -185,7 +300,7 @@ def _with_device(account: Account, main: Iterations, device: Side, attention_ms:
 
 def _own_largest(main: Iterations) -> Entry:
     """Return the entry of the host with most time that is not waiting for the device."""
-    return max(main.host.entries, key=lambda entry: (entry.ms or 0.0) - entry.part(names.WAITING)
+    return max(main.host.entries, key=lambda entry: (entry.ms or 0.0) - sum(map(entry.part, _WAITS))
                - (entry.ms or 0.0) * (entry.name == names.DRAINING))  # fmt: skip
 
 
@@ -195,8 +310,13 @@ def _work(device: Side, total_ms: float, attention_ms: float) -> str:
     busy = device[names.BUSY]
     if communication >= (busy.ms or 0.0) / 3 if busy is not None else False:
         return f", {_of(communication, total_ms)} of it communication that no computation hides"
+    copies = device[names.COPIES]
     computation = device[names.COMPUTATION]
     classes: Sequence[Entry] = computation.children if computation is not None else ()
+    longest_ms = max((entry.ms or 0.0 for entry in classes), default=0.0)
+    if copies is not None and (copies.ms or 0.0) > max(longest_ms, attention_ms):
+        kind = f", {copies.children[0].name}" if copies.children else ""
+        return f", {_of(copies.ms or 0.0, total_ms)} of it copies that no computation hides{kind}"
     if not classes:
         return ""
     largest = classes[0]

@@ -10,9 +10,10 @@ with the decorator `question`; entry points `xsp.questions` name the modules tha
 
 from __future__ import annotations
 
-from xsp.advise.advice import Advice, AdviceContext, Interval, Needs, Place, Step
+from xsp.advise.advice import Advice, AdviceContext, Needs, Place, Step
 from xsp.advise.advisor import AdviceReport, of
 from xsp.advise.registry import Question, provides, question, questions
+from xsp.stats import Interval
 
 __all__ = [
     "Advice",

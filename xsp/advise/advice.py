@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from xsp.analyses.answers import Answers
 from xsp.errors import AnalysisError, XspError
+from xsp.stats import Interval
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -31,29 +32,6 @@ class Needs(enum.IntEnum):
     TRACE = 1
     GRAPH = 2
     BOUND = 3
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A time in milliseconds per step, with its 95 % confidence interval."""
-
-    low: float
-    value: float
-    high: float
-
-    @property
-    def may_be_zero(self) -> bool:
-        """Whether the lower end is zero or negative."""
-        return self.low <= 0
-
-    def scale(self, factor: float) -> Interval:
-        """Return the interval multiplied by `factor`; a negative factor swaps the ends."""
-        bounds = sorted((self.low * factor, self.high * factor))
-        return Interval(bounds[0], self.value * factor, bounds[1])
-
-    def limit(self, maximum: float) -> Interval:
-        """Return the interval with its value and both ends limited to `maximum`."""
-        return Interval(min(self.low, maximum), min(self.value, maximum), min(self.high, maximum))
 
 
 @dataclass(frozen=True)

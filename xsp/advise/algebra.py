@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind
+from xsp.stats import Interval
 
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::mv")
 

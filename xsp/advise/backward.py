@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 
 ACCUMULATE_NODE = "torch::autograd::AccumulateGrad"
 """The node that accumulates a gradient into a parameter's; the shape of its input is the parameter's."""

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from xsp import summary
+from xsp import stats
 from xsp.advise import steptime
-from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Interval, Place
+from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Place
 from xsp.errors import AnalysisError
 from xsp.schema import INPUT_TENSORS, SCALARS, Kind, Level
+from xsp.stats import Interval
 from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
 
@@ -302,11 +303,11 @@ def interval_factors(context: AdviceContext, group: Sequence[Call]) -> tuple[flo
     if len(ratios) < 3 or len(ratios) < len(rows):
         return None
     logs = [math.log(ratio) for ratio in ratios]
-    mean_interval = summary.mean_interval(logs)
+    mean_interval = stats.mean_interval(logs)
     if mean_interval is None:
         return None
-    mean = sum(logs) / len(logs)
-    return math.exp(max(-3.0, mean_interval.lo - mean)), math.exp(min(3.0, mean_interval.hi - mean))
+    mean = mean_interval.value
+    return math.exp(max(-3.0, mean_interval.low - mean)), math.exp(min(3.0, mean_interval.high - mean))
 
 
 def interval(ms: float, factors: tuple[float, float] | None) -> Interval:

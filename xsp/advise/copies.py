@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Interval
+from xsp.advise.advice import Advice, AdviceContext
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
+from xsp.stats import Interval
 
 LEAST_PERCENT = 1.0
 """Minimum percentage of the step for copies to be worth a line."""

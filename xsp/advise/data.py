@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from xsp import account
 from xsp.account import Entry, Iterations
 from xsp.account.entries import BARE, BETWEEN, DATA, RECORDED
-from xsp.account.sentences import ms_text
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
+from xsp.advise.uneven import exception
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
+from xsp.texts import ms_text
 
 
 def _part(context: AdviceContext, name: str) -> tuple[Entry, Iterations] | None:
@@ -61,7 +63,8 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {ms_text(entry.ms or 0.0)} of an iteration of {ms_text(main.time.ms or 0.0)}",
+        f"the loop waits for data: {ms_text(entry.ms)} of an iteration of {ms_text(main.time.ms)}"
+        + exception(context, DATA),
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
         _gain(entry),
         True,
@@ -91,8 +94,9 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     ms, share = entry.ms or 0.0, main.percent(entry.ms) or 0.0
     if ms < calls.LEAST_MS or share < BETWEEN_PERCENT:
         return
-    whole = ms_text(main.time.ms or 0.0)
+    whole = ms_text(main.time.ms)
     text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
+    text += exception(context, BETWEEN)
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"

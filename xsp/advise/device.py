@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 from xsp.account import Account, Entry, Iterations, Side
 from xsp.account import entries as names
-from xsp.account.sentences import ms_text
-from xsp.advise.advice import MOST_SPANS, Advice, Interval, Place, Step
+from xsp.account.course import is_compiled
+from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.idle import MAX_GAPS
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 from xsp.store.trace import Trace
+from xsp.texts import cut, ms_text
 
 LEAST_PERCENT = 5.0
 """Minimum percentage of the iteration for a loss, or for the bound of a gain, to be listed."""
@@ -97,17 +99,14 @@ class Piece(NamedTuple):
 
 def features_in_use(trace: Trace) -> Features:
     """Return whether a trace shows graphs, compiled code and workers of the data loader."""
-    ((graphs, compiled, workers),) = trace.con.execute(
+    ((graphs, workers),) = trace.con.execute(
         f"""
         SELECT bool_or(level = {int(Level.RUNTIME)} AND contains(name, 'GraphLaunch')),
-               bool_or(level = {int(Level.KERNEL)} AND starts_with(name, 'triton_')
-                       OR level <= {int(Level.OP)} AND (contains(name, 'CompiledFxGraph')
-                                                        OR contains(name, 'Torch-Compiled Region'))),
                bool_or(kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing'))
         FROM spans
         """
     ).fetchall()
-    return Features(bool(graphs), bool(compiled), bool(workers))
+    return Features(bool(graphs), is_compiled(trace), bool(workers))
 
 
 def pieces(answers: Answers, account: Account) -> list[Piece]:
@@ -279,18 +278,11 @@ def idle_time(answers: Answers, cause: str) -> IdleTime:
 
 def gap_text(gap: Row) -> str:
     """Return a description of a gap: its time, and the call that the host was in."""
-    text = f"one gap of {duration(gap['idle_us'] / 1e3)} at {duration(gap['begins_at_ms'])}"
+    text = f"one gap of {ms_text(gap['idle_us'] / 1e3)} at {ms_text(gap['begins_at_ms'])}"
     if gap["call"] is None:
         return text
     size_text = f" of {gap['call_bytes']:,} bytes" if gap["call_bytes"] else ""
-    return f"{text}, the host in {gap['call']}{size_text} ({duration(gap['call_us'] / 1e3)})"
-
-
-def duration(value: float) -> str:
-    """Return milliseconds with a unit that fits."""
-    if value >= 1e4:
-        return f"{value / 1e3:.4g} s"
-    return f"{value:.4g} ms" if value >= 0.1 else f"{value * 1e3:.3g} µs"
+    return f"{text}, the host in {gap['call']}{size_text} ({ms_text(gap['call_us'] / 1e3)})"
 
 
 _CALL_ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -313,7 +305,7 @@ def _host(answers: Answers, features: Features, cause: str, iterations: int) -> 
         observation = f"{gap_text(idle.longest)} is {100 * idle.longest['idle_us'] / 1e3 / idle.ms:.0f} % of it"
         call = idle.longest["call"]
         return observation, _call_advice(call) or (
-            f"see what the host did {'in ' + call if call else 'there'}; {shorten(idle.longest['next_work'])} came next"
+            f"see what the host did {'in ' + call if call else 'there'}; {cut(idle.longest['next_work'], 40)} came next"
         )
     if idle.call is not None and idle.call_ms >= DOMINANT_SHARE * idle.ms and (text := _call_advice(idle.call)):
         return f"{idle.call} is {100 * idle.call_ms / idle.ms:.0f} % of it", text
@@ -376,7 +368,7 @@ def _wait(answers: Answers, features: Features, cause: str, iterations: int) -> 
         gap = idle.longest
         is_at_start = gap["begins_at_ms"] * 1e3 < START_SHARE * gap["idle_us"]
         return gap_text(gap), (
-            f"{shorten(gap['next_work'])} was launched before it and waited, and nothing in the trace "
+            f"{cut(gap['next_work'], 40)} was launched before it and waited, and nothing in the trace "
             "ran on the device: another device, process or rank, or the profiler, delayed it"
             + ("; it is at the beginning of the trace: record longer, and see whether it recurs" if is_at_start else "")
         )
@@ -395,11 +387,6 @@ _ADVICE_BY_CAUSE: dict[str, tuple[str, Callable[[Answers, Features, str, int], S
     names.QUEUED: ("kernel wait", _wait),
 }
 """Cause of idle time → its name in `idle-causes`, and what helps."""
-
-
-def shorten(name: str, limit: int = 40) -> str:
-    """Return a name, truncated to `limit` characters."""
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def _communication(answers: Answers, can_hide: bool, iterations: int) -> Suggestion | None:

@@ -15,11 +15,12 @@ from typing import Any
 
 from xsp import inside
 from xsp.advise import rerun
-from xsp.advise.advice import Advice, Interval
+from xsp.advise.advice import Advice
 from xsp.comparison import comparable, compare, turns
 from xsp.comparison.commands import Program
 from xsp.comparison.revisions import WorkTree
 from xsp.errors import AnalysisError, ProgramError, UsageError, XspError
+from xsp.stats import Interval
 from xsp.trials import outputs
 from xsp.trials.trial import Trial, parse
 

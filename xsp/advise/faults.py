@@ -7,16 +7,17 @@ seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from xsp.account import pagefaults
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Interval
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
 from xsp.advise.registry import question
 from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
 from xsp.schema import Level
+from xsp.stats import Interval
 from xsp.store.trace import Trace
 
 LEAST_FAULTS = 200
@@ -27,10 +28,6 @@ LEAST_PERCENT = 2.0
 
 DOUBT_PERCENT = 20.0
 """Percentage of the step above which timings of single calls say little about the step."""
-
-PAGE_US = 5.0
-"""Maximum system time per page fault in microseconds; system time beyond that is other work. 1 to 2.5 µs were measured
-on a virtual machine, where faults are most expensive."""
 
 FREEING_US = 0.2
 """Microseconds to return a page to the system; also measured on a virtual machine."""
@@ -55,8 +52,8 @@ def usage_of(context: AdviceContext) -> Usage | None:
 
 def _gain(context: AdviceContext, usage: Usage) -> Interval:
     """Return the milliseconds of a step that page faults take."""
-    system_ms, threads = min(usage.system_ms, usage.faults * PAGE_US / 1e3), _threads(context.required_trace)
-    return Interval(system_ms / threads, system_ms / math.sqrt(threads), system_ms).limit(calls.step_ms(context))
+    cost = pagefaults.cost(usage.faults, usage.system_ms, _threads(context.required_trace))
+    return Interval(cost.low, cost.value, cost.high).limit(calls.step_ms(context))
 
 
 def _threads(trace: Trace) -> int:
@@ -82,11 +79,7 @@ def doubt(context: AdviceContext) -> str | None:
 
 @question("page-faults", "Is memory returned to the system and requested again in each step?", number="Q4")
 def page_faults(context: AdviceContext) -> Iterator[Advice]:
-    """Page faults of an iteration, and the system time for them, from the steps that profiling disturbed least.
-
-    System time is summed over all threads. If threads fault in parallel, the step loses the time of one thread; if they
-    wait for each other, it loses all of the time: the geometric mean of both is expected.
-    """
+    """Page faults of an iteration, and the system time for them, from the steps that profiling disturbed least."""
     trace = context.required_trace
     if trace.has(Level.KERNEL):
         raise CoveredElsewhere("the trace has device work: see `device-idle` for time on the host")

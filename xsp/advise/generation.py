@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 
 LEAST_CALLS = 6
 """Minimum number of recorded calls to conclude from their lengths that a text grows."""

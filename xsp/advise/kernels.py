@@ -6,18 +6,23 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xsp.account.sentences import ms_text
 from xsp.advise.advice import Place
-from xsp.advise.device import Features, Piece, Row, places, shorten
+from xsp.advise.device import Features, Piece, Row, places
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
+from xsp.device import ceilings
 from xsp.device.kernelnames import MATRIX
+from xsp.errors import XspError
 from xsp.table import literal
+from xsp.texts import cut, ms_text
 
 PRECISION_NOTE = "TF32 and FP16 keep 10 bits of the mantissa, BF16 keeps 7; FP16 ends at 65,504: scale gradients"
 
 CONVOLUTION = r"conv(olution|_|[123]d)"
 """Pattern for operators whose kernels come from a library: torch.compile cannot fuse their memory-bound kernels."""
+
+CONVOLUTION_CLASS = "convolution"
+"""Class of the kernels of convolutions."""
 
 LAYOUT_KERNEL = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
@@ -50,21 +55,52 @@ def pieces(answers: Answers, iterations: int, features: Features) -> Iterator[Pi
         )
     yield from _layouts(answers, share)
     yield from _fusible(answers, share, features)
+    yield from _without_tensor_cores(answers, share)
+    yield from _below_the_roof(answers, share, BATCHED if attention else ())
+
+
+SINGLE_PRECISION = r"sgemm|f32f32|ffma|simt|_fp32|float32"
+"""Pattern for kernels of matrix products in single precision."""
+
+
+def _has_tf32(answers: Answers) -> bool:
+    """Return whether the device multiplies in TF32: it is quoted for it, or of compute capability 8.0 or later."""
+    machine = answers.trace.run.machine
+    try:
+        return "tf32" in ceilings.of_run(answers.trace.run, True).tensor
+    except XspError:
+        computes = [device.compute for device in machine.device_properties if device.compute]
+        return any(float(compute) >= 8 for compute in computes if re.fullmatch(r"\d+(\.\d+)?", compute))
+
+
+def _without_tensor_cores(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
+    """Yield advice on products that do without tensor cores: of float32 in TF32, where the device has it."""
     for row in answers.classes():
         slow_ms = row["without_tensor_cores_ms"] or 0.0
-        if row["class"] in MATRIX and slow_ms > (row["with_tensor_cores_ms"] or 0.0):
-            yield Piece(
-                "device-tensor-cores",
-                f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {ms_text(share(slow_ms))} of an "
-                "iteration without tensor cores",
-                "lower precision (BF16, TF32; FP16 on V100 and T4, which have neither), sizes in multiples of 8; "
-                "`tensor-cores` names the layers",
-                share(slow_ms),
-                "device",
-                places(answers.trace, f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"),
-                PRECISION_NOTE,
+        if row["class"] not in MATRIX or slow_ms <= (row["with_tensor_cores_ms"] or 0.0):
+            continue
+        condition = f"w.class = {literal(row['class'])} AND w.tensor_cores IS DISTINCT FROM 'yes'"
+        ((single_ms,),) = answers.trace.con.execute(
+            f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6 FROM device_work w LEFT JOIN spans op ON op.rank = w.rank "
+            f"AND op.trace_id = w.trace_id AND op.span_id = w.op_id WHERE {condition} "
+            f"AND (op.dtype = 'float' OR regexp_matches(w.name, {literal(SINGLE_PRECISION)}, 'i'))"
+        ).fetchall()
+        what = (
+            f"{row['class']}, {row['percent_of_device_time']:.0f} % of GPU time, {ms_text(share(slow_ms))} of an "
+            "iteration without tensor cores"
+        )
+        do = "lower precision (BF16, FP16), sizes in multiples of 8; `tensor-cores` names the layers"
+        if 2 * single_ms > slow_ms and _has_tf32(answers):
+            what += ": float32 without TF32"
+            setting = (
+                "torch.backends.cudnn.allow_tf32 = True"
+                if row["class"] == CONVOLUTION_CLASS
+                else 'torch.set_float32_matmul_precision("high")'
             )
-    yield from _below_the_roof(answers, share, BATCHED if attention else ())
+            do = f"{setting} allows TF32; or torch.autocast in bfloat16; `tensor-cores` names the layers"
+        yield Piece(
+            "device-tensor-cores", what, do, share(slow_ms), "device", places(answers.trace, condition), PRECISION_NOTE
+        )
 
 
 def _attention_places(answers: Answers, condition: str) -> tuple[Place, ...]:
@@ -103,7 +139,7 @@ def _fusible(answers: Answers, share: Callable[[float], float], features: Featur
     if not saved_ms:
         return
     largest = _by_op([row for row in fusible if row["chained_ms"]])[:3]
-    listing = ", ".join(shorten(row["op"] or row["class"], 30) for row in largest)
+    listing = ", ".join(cut(row["op"] or row["class"], 30) for row in largest)
     hint = "it is compiled already: look for what is not (graph breaks)" if features.is_compiled else "torch.compile"
     yield Piece(
         "device-fusion",
@@ -136,7 +172,7 @@ def _below_the_roof(answers: Answers, share: Callable[[float], float], excluded:
     worst = sorted(by_name.items(), key=lambda item: -sum(map(lost_ms, item[1])))[:_MOST_ROOFS]
     for name, group in worst:
         worst_row = max(group, key=lost_ms)
-        shapes = f" {shorten(str(worst_row['shapes']))}" if worst_row["shapes"] else ""
+        shapes = f" {cut(str(worst_row['shapes']), 40)}" if worst_row["shapes"] else ""
         more_text = f" and {len(group) - 1} more shapes" if len(group) > 1 else ""
         percent = sum(row["percent_of_device_time"] for row in group)
         ms = sum(map(lost_ms, group))

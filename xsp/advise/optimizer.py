@@ -9,10 +9,11 @@ from typing import NamedTuple
 from xsp import account
 from xsp.account.entries import OPTIMIZER
 from xsp.advise import calls
-from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 from xsp.store.selftimes import BOOKKEEPING
 
 LEAST_PARAMETERS = 4

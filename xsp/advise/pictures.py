@@ -57,7 +57,7 @@ def section(report: AdviceReport) -> Section:
     more_text = (Text(f"{remaining} more: xsp advise RUN --limit {len(report.advice)}"),) if remaining else ()
     summary = 'Predicted gain of each change, per step; "at most" is the whole time of the calls concerned.'
     chart = (Chart("bars", "Predicted gains", "ms", labels, series),) if series else ()
-    return Section("Advice", (Text(summary), *chart, Table(columns, rows), *more_text, *_unanswered(report)))
+    return Section("Advice", (Text(summary), *chart, Table(columns, rows), *more_text))
 
 
 def _place(place: Place) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Interval
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 
 RECORDING_US = (0.5, 1.5, 5.0)
 """Microseconds to record an operator for gradients (low, expected, high): 0.9 to 1.7 µs were measured on operators of a

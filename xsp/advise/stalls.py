@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xsp import account, summary
+from xsp import account, stats
 from xsp.account.entries import FORWARD
 from xsp.advise import calls, faults
-from xsp.advise.advice import Advice, AdviceContext, Interval, Place
+from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.loops import LEAST_CALLS, READS
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
 
 USUAL_MS = 0.04
 """Maximum overhead of Python, a framework's dispatch and the recording around a call, in milliseconds; a longer gap is
@@ -108,7 +109,7 @@ def _gap_over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Inte
     """
     rows = calls.times_per_step(context, group, [inner for call in group for inner in call.children])
     gaps = [max(0.0, ns / 1e6) for ns, _ in rows] or [sum(_gap_ms(call) for call in group)]
-    return Interval(min(gaps), summary.percentile(gaps, 0.5), max(gaps)), len(rows)
+    return Interval(min(gaps), stats.percentile(gaps, 0.5), max(gaps)), len(rows)
 
 
 def _gaps(call: Call) -> list[float]:

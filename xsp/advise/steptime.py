@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from xsp import account
-from xsp.advise.advice import Interval, Step
+from xsp.advise.advice import Step
 from xsp.analyses.answers import Answers
+from xsp.stats import Interval
 
 
 def of(answers: Answers) -> Step | None:

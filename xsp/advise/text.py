@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from xsp.advise.advice import Advice, Interval, Place, Step
+from xsp.advise.advice import Advice, Place, Step
 from xsp.advise.advisor import AdviceReport
 from xsp.device.kernelnames import is_cpp, readable
 from xsp.scrub import plain
+from xsp.stats import Interval
+from xsp.texts import ms_text
 
 WIDTH = 79
 MOST_PIECES = 10
@@ -16,13 +18,14 @@ MOST_PIECES = 10
 MOST_PLACES = 3
 
 
-def page(report: AdviceReport, limit: int | None = None, history: str | None = None) -> str:
-    """Return the advice, best first, what was left out, and the questions that could not be answered.
+def page(report: AdviceReport, limit: int | None = None, history: str | None = None, unanswered: bool = False) -> str:
+    """Return the advice, best first, and what was left out.
 
     Args:
         report: the advice.
         limit: maximum number of pieces that are shown.
         history: a line on how good advice has been on this machine.
+        unanswered: whether to end with the questions that could not be answered; they are listed without advice too.
     """
     pieces = report.advice[: limit or MOST_PIECES]
     lines = _wrap(plain(report.name) + _step_text(report), "")
@@ -38,7 +41,7 @@ def page(report: AdviceReport, limit: int | None = None, history: str | None = N
     notes = [f"{remaining} more: --limit {len(report.advice)}"] if remaining else []
     notes += [f"left out, because they {omission}: {count}" for omission, count in report.left_out.items()]
     lines += ["", *notes] if notes else []
-    if report.unanswered:
+    if report.unanswered and (unanswered or not report.answered):
         lines += ["", "could not be answered:"]
         for reason, names in _by_reason(report).items():
             lines += _wrap(f"{', '.join(names)}: {plain(reason)}", "  ")
@@ -48,27 +51,17 @@ def page(report: AdviceReport, limit: int | None = None, history: str | None = N
 
 def milliseconds(gain: Interval) -> str:
     """Return a gain with its interval where there is one."""
-    text = duration(gain.value)
+    text = ms_text(gain.value)
     if gain.high - gain.low > 0.005 * gain.value:
-        text += f" [{duration(gain.low)} … {duration(gain.high)}]"
+        text += f" [{ms_text(gain.low)} … {ms_text(gain.high)}]"
     return text
-
-
-def duration(ms: float) -> str:
-    """Return milliseconds with three digits and a unit that fits."""
-    for factor, unit in ((1e-3, "s"), (1.0, "ms"), (1e3, "µs")):
-        if abs(ms) * factor >= 0.9995 or unit == "µs":
-            value = ms * factor
-            break
-    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
 
 
 def _step_text(report: AdviceReport) -> str:
     if report.step is None:
         return ""
     if report.step.unit == "window":
-        return f": {duration(report.step.ms.value)} from the first work of a device to the end of its last"
+        return f": {ms_text(report.step.ms.value)} from the first work of a device to the end of its last"
     count = f", {report.step.steps} step{'s' * (report.step.steps > 1)}" if report.step.steps else ""
     return f": {a_step(report.step)} of {milliseconds(report.step.ms)}{count}"
 
@@ -125,8 +118,8 @@ def _combined_gain(report: AdviceReport) -> list[str]:
     if combined is None:
         return []
     numbers = {id(piece): number for number, piece in enumerate(report.advice, 1)}
-    order = ", then ".join(f"{numbers[id(part.piece)]} (+{duration(part.added_ms)})" for part in combined.parts)
-    text = f"together: {duration(combined.ms)}, in this order: {order}; calls that several change count once"
+    order = ", then ".join(f"{numbers[id(part.piece)]} (+{ms_text(part.added_ms)})" for part in combined.parts)
+    text = f"together: {ms_text(combined.ms)}, in this order: {order}; calls that several change count once"
     if combined.unknown_count:
         text += f"; {combined.unknown_count} more are not included, because the calls that they change are unknown"
     return ["", *_wrap(text, "")]

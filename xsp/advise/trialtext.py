@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from xsp.advise.advice import Interval
 from xsp.advise.experiment import TRIED, TrialResult
 from xsp.advise.records import History
-from xsp.advise.text import WIDTH, duration
+from xsp.advise.text import WIDTH
 from xsp.scrub import plain
+from xsp.stats import Interval
+from xsp.texts import ms_text
 
 MOST_ROWS = 20
 
@@ -21,7 +22,7 @@ def head() -> str:
 
 def lines(result: TrialResult) -> str:
     """Return the row of a trial, followed by its effect on results and the applied changes."""
-    promised = f"{'≤ ' if result.advice.at_most else ''}{duration(result.advice.gain.value)}"
+    promised = f"{'≤ ' if result.advice.at_most else ''}{ms_text(result.advice.gain.value)}"
     promised += f" {result.advice.of_step_percent:.0f} %"
     if not result.advice.gain_known:
         promised = "not known"

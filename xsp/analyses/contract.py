@@ -116,11 +116,6 @@ def analysis(
     return make
 
 
-def milliseconds(nanoseconds: float | None) -> float | None:
-    """Return nanoseconds in milliseconds; None stays."""
-    return None if nanoseconds is None else nanoseconds / 1e6
-
-
 ANALYSES: dict[str, Analysis] = {}
 """All analyses by their names on the command line."""
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import STEP_SOURCES, kinds_of, reason_without_loop, scope_names
 from xsp.samples.nvml import INSTALL, REASONS_SQL
@@ -40,7 +40,7 @@ MIN_PERIOD_RATIO = 1.5
 the period of the counter. A faster counter changes with every reading."""
 
 
-class Change(NamedTuple):
+class CounterChange(NamedTuple):
     """A change of a counter."""
 
     after_ns: int
@@ -55,14 +55,14 @@ class Change(NamedTuple):
 class Counter(NamedTuple):
     """The changes of the energy counter of a device, and how often it is updated."""
 
-    changes: Sequence[Change]
+    changes: Sequence[CounterChange]
     period_ns: float
     """Time between two updates; if the counter is faster than the readings, the median time between two readings."""
 
     relative_error: float | None
     """Error of the period as a share of it; None if the counter is faster than the readings."""
 
-    def in_stretch(self, stretch: Stretch) -> list[Change]:
+    def in_stretch(self, stretch: Stretch) -> list[CounterChange]:
         """Return the changes that are certainly in a stretch, and at least a period after its start.
 
         The first period is left out because the device starts late in it and its power rises. None is left out at the
@@ -73,7 +73,7 @@ class Counter(NamedTuple):
             self.changes[start_index : bisect_right(self.changes, stretch.end_ns, key=lambda change: change.at_ns)]
         )
 
-    def between_ns(self, first: Change, last: Change) -> tuple[float, int]:
+    def between_ns(self, first: CounterChange, last: CounterChange) -> tuple[float, int]:
         """Return the time between two changes in nanoseconds, and the weight of a power that is measured over it.
 
         A reading shows a change late by up to the time between two readings, which is long compared with a stretch. The
@@ -102,7 +102,7 @@ class Power(NamedTuple):
     """The mean power of a device while steps of a kind ran."""
 
     watts: float
-    interval: summary.Interval | None
+    interval: stats.Interval | None
     windows: Sequence[tuple[int, int]]
     """Times of the first and the last change of the counter, for each stretch."""
 
@@ -226,8 +226,8 @@ def _device_sum(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power
     intervals = [power.interval for _, power in devices if power.interval is not None]
     watts_interval = None
     if len(intervals) == len(devices):
-        watts_interval = summary.Interval(
-            sum(interval.lo for interval in intervals), sum(interval.hi for interval in intervals)
+        watts_interval = stats.Interval(
+            sum(interval.low for interval in intervals), watts, sum(interval.high for interval in intervals)
         )
     joules, joules_interval = _joules(iteration, watts, watts_interval)
     stretches, updates = (
@@ -242,25 +242,19 @@ def _device_sum(iteration: Iteration, devices: Sequence[tuple[DevicePower, Power
 
 
 def _joules(
-    iteration: Iteration, watts: float | None, watts_interval: summary.Interval | None
-) -> tuple[float | None, summary.Interval | None]:
+    iteration: Iteration, watts: float | None, watts_interval: stats.Interval | None
+) -> tuple[float | None, stats.Interval | None]:
     """Return the energy of an iteration and its interval, in joules."""
     if watts is None or iteration.mean_ns is None:
         return None, None
     joules = watts * iteration.mean_ns / 1e9
     if watts_interval is None or iteration.interval is None:
         return joules, None
-    return joules, summary.product_interval(
-        (watts, watts_interval), (iteration.mean_ns / 1e9, _in_seconds(iteration.interval))
-    )
+    return joules, stats.product_interval(watts_interval, iteration.interval.scale(1e-9))
 
 
-def _in_seconds(bounds: summary.Interval) -> summary.Interval:
-    return summary.Interval(bounds.lo / 1e9, bounds.hi / 1e9)
-
-
-def _ends(bounds: summary.Interval | None) -> tuple[float | None, float | None]:
-    return (None, None) if bounds is None else (bounds.lo, bounds.hi)
+def _ends(bounds: stats.Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if bounds is None else bounds.ends
 
 
 def _samples_per_joule(samples: float | None, joules: float | None) -> float | None:
@@ -303,7 +297,7 @@ def _counters(trace: Trace) -> Mapping[tuple[int, int], Counter]:
 
 def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     changes = [
-        Change(before_ns, at_ns, value)
+        CounterChange(before_ns, at_ns, value)
         for (before_ns, before), (at_ns, value) in itertools.pairwise(readings)
         if value != before
     ]
@@ -325,7 +319,7 @@ def _counter(readings: Sequence[tuple[int, float]]) -> Counter | None:
     return Counter(changes, length_ns / periods, error_ns / length_ns)
 
 
-def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+def _rising_parts(changes: Sequence[CounterChange]) -> Iterator[Sequence[CounterChange]]:
     """Yield the parts with several changes in which a counter rises, without the changes at which it goes down.
 
     It goes down when the driver is loaded anew, which happens at any time, not only at an update.
@@ -338,7 +332,7 @@ def _rising_parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
             yield changes[start + 1 : end]
 
 
-def _middle(change: Change, period_ns: float) -> float:
+def _middle(change: CounterChange, period_ns: float) -> float:
     """Return the middle of the time in which a change happened: between two readings, and in the last period."""
     return change.at_ns - min(change.at_ns - change.after_ns, period_ns) / 2
 
@@ -391,12 +385,10 @@ def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power |
     if len(windows) < MIN_STRETCHES:
         return len(windows), None
     watts = sum(joules) / sum(seconds)
-    watts_interval = summary.mean_interval(
-        [energy / time for energy, time in zip(joules, seconds, strict=True)], weights
-    )
+    watts_interval = stats.mean_interval([energy / time for energy, time in zip(joules, seconds, strict=True)], weights)
     if watts_interval is not None and counter.relative_error is not None:
-        period_interval = summary.Interval(1 - counter.relative_error, 1 + counter.relative_error)
-        watts_interval = summary.product_interval((watts, watts_interval), (1.0, period_interval))
+        period_interval = stats.Interval(1 - counter.relative_error, 1.0, 1 + counter.relative_error)
+        watts_interval = stats.product_interval(watts_interval.at(watts), period_interval)
     return len(windows), Power(watts, watts_interval, windows, updates)
 
 

@@ -14,6 +14,8 @@ dimension (hipBLASLt) do not show it, and attention is not recognised.
 from __future__ import annotations
 
 from xsp.analyses.contract import Table, analysis
+from xsp.device import ceilings
+from xsp.errors import XspError
 from xsp.schema import Kind, Level
 from xsp.store.devicework import prepare
 from xsp.store.trace import Trace
@@ -30,6 +32,13 @@ the statistics and to apply them."""
 
 FUSED_ALREADY = "_fused_|_foreach_|multi_tensor|fused_(adam|sgd|lamb)"
 """Pattern for operators and kernels of fused optimizers, which have no neighbours to be fused with."""
+
+TWO_PASSES = "(batch|layer|group|instance|rms)_?norm"
+"""Pattern for operators of normalisations, which read their input twice: for the statistics, and to apply them. Their
+kernels may be called elementwise or reductions."""
+
+LEAST_KERNEL_NS = 1_000
+"""Nanoseconds that any kernel takes at least."""
 
 FUSIBLE_CLASSES = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
@@ -50,7 +59,8 @@ _PARTS = f"""
     ),
     launched AS MATERIALIZED (
         SELECT w.rank, w.device, w.stream, w.span_id, w.op_id, w.start_ns, w.dur_ns, w.class, w.name, op.name AS op,
-               coalesce(op.kind = '{Kind.OP}', false) AS has_operator, coalesce(grids.batch, 1) AS batch
+               op.key AS op_key, coalesce(op.kind = '{Kind.OP}', false) AS has_operator,
+               coalesce(grids.batch, 1) AS batch
         FROM device_work w
         LEFT JOIN grids ON grids.rank = w.rank AND grids.trace_id = w.trace_id AND grids.span_id = w.span_id
                        AND grids.start_ns = w.start_ns
@@ -62,7 +72,7 @@ _PARTS = f"""
         SELECT name, op, class, regexp_matches(name, 'softmax', 'i') AND class NOT IN ('attention', 'gemm')
                                 AND NOT regexp_matches({_BOTH_NAMES}, 'log_?softmax', 'i') AS softmax,
                regexp_matches({_BOTH_NAMES}, 'backward|bwd', 'i') AS backward,
-               regexp_matches({_BOTH_NAMES}, '{FUSED_ALREADY}', 'i') AS is_fused
+               regexp_matches({_BOTH_NAMES}, '{FUSED_ALREADY}|{TWO_PASSES}', 'i') AS is_fused
         FROM (SELECT DISTINCT name, op, class FROM launched)
     ),
     ordered AS (
@@ -108,8 +118,8 @@ _PARTS = f"""
             UNION ALL SELECT rank, device, stream, block + 2, false FROM attention_blocks WHERE backward AND second
         ) GROUP BY ALL
     )
-    SELECT blocks.rank, blocks.device, blocks.stream, blocks.position, blocks.class, blocks.op, blocks.dur_ns,
-           blocks.is_fused,
+    SELECT blocks.rank, blocks.device, blocks.stream, blocks.position, blocks.class, blocks.op, blocks.op_key,
+           blocks.dur_ns, blocks.is_fused,
            CASE WHEN blocks.class = 'attention' THEN '{KERNELS}' WHEN members.block IS NULL THEN NULL
                 WHEN is_boundary THEN '{PRODUCTS}' WHEN NOT is_softmax_block THEN NULL
                 WHEN softmax THEN '{SOFTMAX}' ELSE '{BETWEEN}' END AS part
@@ -145,25 +155,48 @@ def attention_by_form(trace: Trace) -> Table:
     )
 
 
-_CHAINS = f"""
-    WITH members AS (
-        SELECT *, part IS NULL AND class IN {CHAINED_CLASSES} AND NOT is_fused AS is_member
-        FROM kernel_parts
+def _chains(bytes_per_s: float | None) -> str:
+    """Return the SQL of kernels that follow each other on a stream and could be one, each with its share of the saving.
+
+    The one kernel still reads what the first of them reads and writes what the last of them writes. Where these bytes
+    or the bandwidth are unknown, it takes as long as the longest of them.
+    """
+    ns = "NULL::DOUBLE" if bytes_per_s is None else f"(first_bytes + last_bytes) * 1e9 / {bytes_per_s!r}"
+    return f"""
+    WITH traffic AS (  -- only steps that are described have shapes, and so bytes
+        SELECT rank, key, any_value(dram_read_bytes) AS read_bytes, any_value(dram_write_bytes) AS write_bytes
+        FROM spans WHERE level = {int(Level.OP)} AND dram_read_bytes IS NOT NULL AND key IS NOT NULL GROUP BY ALL
+    ), members AS (
+        SELECT kernel_parts.*, read_bytes, write_bytes,
+               part IS NULL AND class IN {CHAINED_CLASSES} AND NOT is_fused AS is_member
+        FROM kernel_parts LEFT JOIN traffic ON traffic.rank = kernel_parts.rank AND traffic.key = op_key
     ), numbered AS (
         SELECT *, sum(CASE WHEN is_member THEN 0 ELSE 1 END) OVER (
             PARTITION BY rank, device, stream ORDER BY position ROWS UNBOUNDED PRECEDING) AS chain
         FROM members
     ), chains AS (
-        SELECT rank, device, stream, chain, count(*) AS length, sum(dur_ns) AS ns, max(dur_ns) AS floor_ns
+        SELECT rank, device, stream, chain, count(*) AS length, sum(dur_ns) AS ns, max(dur_ns) AS most_ns,
+               first(read_bytes ORDER BY position) AS first_bytes,
+               last(write_bytes ORDER BY position) AS last_bytes
         FROM numbered WHERE is_member GROUP BY ALL
+    ), floors AS (
+        SELECT *, least(ns, CASE WHEN moving_ns IS NULL THEN most_ns ELSE greatest({LEAST_KERNEL_NS}, moving_ns) END)
+                  AS floor_ns
+        FROM (SELECT *, {ns} AS moving_ns FROM chains)
     )
     SELECT numbered.class, numbered.op, numbered.dur_ns,
            CASE WHEN length > 1 THEN numbered.dur_ns ELSE 0 END AS chained_ns,
            CASE WHEN length > 1 THEN numbered.dur_ns * (ns - floor_ns)::DOUBLE / ns ELSE 0 END AS saved_ns
-    FROM numbered JOIN chains USING (rank, device, stream, chain) WHERE is_member AND ns > 0
-"""
-"""Kernels that follow each other on a stream and could be one: each with its share of what that would save. The fused
-kernel still has to read and write as much as the one of them that takes longest."""
+    FROM numbered JOIN floors USING (rank, device, stream, chain) WHERE is_member AND ns > 0
+    """
+
+
+def _bandwidth(trace: Trace) -> float | None:
+    """Return the bytes per second of the trace's device, measured or quoted; None if they are unknown."""
+    try:
+        return ceilings.of_run(trace.run, True).bytes_per_s
+    except XspError:
+        return None
 
 
 @analysis("fusible", "Kernels that only move memory, by operator", Level.KERNEL, everywhere=True)
@@ -172,12 +205,13 @@ def fusible_kernels(trace: Trace) -> Table:
 
     They compute little for the bytes that they read and write. `chained_ms` is the time of kernels that follow others
     of them on their stream and could be fused with these, `saved_ms` the most that this would save: the fused kernel
-    takes at least as long as the longest one of its chain. Normalisations, which read their input more than once, and
-    fused optimizers count in neither. Kernels of eager attention are in `attention` and left out here. The share is of
-    the time of all kernels and copies.
+    still reads what the first one of its chain reads and writes what the last one writes, at the bandwidth of the
+    device, as measured or quoted; if bytes or bandwidth are unknown, it takes as long as the longest. Normalisations,
+    which read their input more than once, and fused optimizers count in neither. Kernels of eager attention are in
+    `attention` and left out here. The share is of the time of all kernels and copies.
     """
     _prepare(trace)
-    trace.create_temp_table("kernel_chains", _CHAINS)
+    trace.create_temp_table("kernel_chains", _chains(_bandwidth(trace)))
     return trace.sql(
         f"""
         SELECT class, op, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,

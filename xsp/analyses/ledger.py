@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
 from xsp.store.trace import Rung, Trace
 from xsp.store.views import LAYERS
+from xsp.texts import milliseconds
 
 _COLUMNS = {
     "deepest": "VARCHAR",
@@ -50,8 +51,8 @@ def ledger(trace: Trace) -> Table:
                 rung.steps,
                 rung.step_ns / 1e6,
                 milliseconds(added),
-                milliseconds(bounds.lo if bounds else None),
-                milliseconds(bounds.hi if bounds else None),
+                milliseconds(bounds.low if bounds else None),
+                milliseconds(bounds.high if bounds else None),
                 100 * added / rungs[0].step_ns if added is not None else None,
                 rung.spans if added is not None else None,
                 rung.per_span_ns if added is not None and why_null is None else None,
@@ -72,7 +73,7 @@ def _no_cost_per_span(rung: Rung) -> str | None:
         return "no spans are added"
     if rung.added_interval is None:
         return "too few steps for an interval"
-    return None if rung.added_interval.lo > 0 else "cannot be distinguished from noise"
+    return None if rung.added_interval.low > 0 else "cannot be distinguished from noise"
 
 
 def _explained(trace: Trace, outer_level: int, level: int) -> float | None:

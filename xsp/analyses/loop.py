@@ -8,10 +8,11 @@ from typing import Any
 
 from xsp import account
 from xsp.account import entries as names
-from xsp.analyses.contract import Table, analysis, milliseconds, values
+from xsp.analyses.contract import Table, analysis, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
+from xsp.texts import milliseconds
 
 STEP_SOURCES = ("steady", "bare", "after recorded ones")
 """The steps that the figures of a row come from, in order of how much profiling may have disturbed them."""

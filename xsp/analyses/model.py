@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from xsp import summary
+from xsp import stats
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import kinds_of
 from xsp.analyses.roofline import kernels_by_model
@@ -61,8 +61,8 @@ def model_information(trace: Trace) -> Table:
             (
                 batch,
                 mean / 1e6,
-                bounds.lo / 1e6 if bounds else None,
-                bounds.hi / 1e6 if bounds else None,
+                bounds.low / 1e6 if bounds else None,
+                bounds.high / 1e6 if bounds else None,
                 *(percentile_ns(steps, share) / 1e6 for share in (0.5, 0.9, 0.99)),
                 batch / mean * 1e9 if batch else None,
                 step_count(steps),
@@ -75,7 +75,7 @@ def model_information(trace: Trace) -> Table:
     return values(trace, "a1", _COLUMNS, rows)
 
 
-_SizeSteps: TypeAlias = tuple[int | None, list[BareStep], summary.Interval | None]
+_SizeSteps: TypeAlias = tuple[int | None, list[BareStep], stats.Interval | None]
 """A batch size, its steps, and the interval of their trimmed mean in nanoseconds."""
 
 
@@ -101,7 +101,7 @@ def _recorded_steps(trace: Trace) -> list[_SizeSteps]:
         """
     ).fetchall()
     return [
-        (size, [BareStep(index, dur_ns, size) for index, dur_ns in enumerate(durations)], summary.interval(durations))
+        (size, [BareStep(index, dur_ns, size) for index, dur_ns in enumerate(durations)], stats.interval(durations))
         for size, durations in rows
     ]
 
@@ -117,8 +117,8 @@ def _loop_figures(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     bounds = iteration.interval
     return (
         iteration.mean_ns / 1e6,
-        bounds.lo / 1e6 if bounds else None,
-        bounds.hi / 1e6 if bounds else None,
+        bounds.low / 1e6 if bounds else None,
+        bounds.high / 1e6 if bounds else None,
         iteration.samples_per_s,
     )
 

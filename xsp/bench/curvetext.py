@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from xsp.bench.shapes import Estimate, Shape
+from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
+from xsp.stats import Interval
+from xsp.texts import ns_text, seconds_text, size_text
 
 WIDTH = 79
 NAME = 30
@@ -22,7 +25,6 @@ NO_BREAK_SPACE = "\u00a0"
 """A space at which a line must not be wrapped."""
 
 DISTURBED = 1.05
-UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def page(
@@ -53,7 +55,7 @@ def page(
         if any(curve.ranks and curve.threads > 1 for curve in curves):
             lines += ["ranks × N: N threads per rank"]
         low, high = _range(shaped)
-        lines += ["", f"GB/s by size, {size(low)} to {size(high)}, each row up to its own best"]
+        lines += ["", f"GB/s by size, {size_text(low)} to {size_text(high)}, each row up to its own best"]
         lines += [f"{plain(curve.name)[:NAME]:{NAME}} {_bars(curve, low, high)}" for curve in shaped]
         lines += ["", *_wrapped(_fits(shaped))]
     single = [curve for curve in curves if curve.shape is None and curve.timings]
@@ -82,9 +84,11 @@ def _row(curve: Curve) -> str:
     beta = shape.beta
     half = 100 * (beta.high - beta.low) / 2 / beta.value if beta.value else math.inf
     rate = f"{1e-9 / beta.value:7.2f} {min(half, 999):4.0f}" if beta.value else f"{'–':>7} {'–':>4}"
-    knees = ", ".join(size(knee.value).replace(" ", NO_BREAK_SPACE) for knee in shape.knees) or "none"
+    knees = ", ".join(size_text(knee.value).replace(" ", NO_BREAK_SPACE) for knee in shape.knees) or "none"
     name = plain(curve.name)
-    return f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size(best[0]):>8}  {knees}"
+    return (
+        f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size_text(best[0]):>8}  {knees}"
+    )
 
 
 def _fits(shaped: Sequence[Curve]) -> list[str]:
@@ -97,7 +101,7 @@ def _fits(shaped: Sequence[Curve]) -> list[str]:
     if median is not None:
         lines.append(f"every other size, predicted from the rest: {100 * median:.1f}% error (median over the curves)")
     if worst[1].has_outlier:
-        location = f"{worst[0].name} at {size(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
+        location = f"{worst[0].name} at {size_text(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
         count = sum(shape.has_outlier for _, shape in pairs)
         lines.append(
             f"{count} of {len(pairs)} differ from their fit by more than 10% somewhere; most: {plain(location)}"
@@ -112,8 +116,8 @@ def _fits(shaped: Sequence[Curve]) -> list[str]:
 def _single(curve: Curve) -> str:
     texts = []
     for bytes_, timing in curve.timings:
-        suffix = f" {size(bytes_)}" if bytes_ else ""
-        texts.append(f"{_time((timing.trimmed_ns or 0) / 1e9)}{suffix}")
+        suffix = f" {size_text(bytes_)}" if bytes_ else ""
+        texts.append(f"{ns_text(timing.trimmed_ns or 0)}{suffix}")
     return ", ".join(texts)
 
 
@@ -179,23 +183,8 @@ def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
     return caveats
 
 
-def size(value: float) -> str:
-    """Return a number of bytes as text with a binary unit, such as `64 KiB`."""
-    for unit, name in UNITS:
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value:.3g} B"
-
-
-def _latency(alpha: Estimate) -> str:
-    return _time(alpha.value) if alpha.value else f"<{_time(alpha.high)}" if alpha.high else "–"
-
-
-def _time(seconds: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e9:.3g} ns"
+def _latency(alpha: Interval) -> str:
+    return seconds_text(alpha.value) if alpha.value else f"<{seconds_text(alpha.high)}" if alpha.high else "–"
 
 
 # --- plain values ------------------------------------------------------------------------------------------------
@@ -245,12 +234,12 @@ def _point(bytes_: int, timing: Timing) -> dict[str, Any]:
 def shape_as_json(shape: Shape) -> dict[str, Any]:
     """Return a shape as plain values."""
     return {
-        "alpha_s": shape.alpha._asdict(),
-        "beta_s_per_byte": shape.beta._asdict(),
-        "knees_bytes": [knee._asdict() for knee in shape.knees],
+        "alpha_s": asdict(shape.alpha),
+        "beta_s_per_byte": asdict(shape.beta),
+        "knees_bytes": [asdict(knee) for knee in shape.knees],
         "pieces": [
-            {"since_bytes": piece.since, "until_bytes": piece.until, "alpha_s": piece.start._asdict(),
-             "beta_s_per_byte": piece.per_byte._asdict()} for piece in shape.pieces
+            {"since_bytes": piece.since, "until_bytes": piece.until, "alpha_s": asdict(piece.start),
+             "beta_s_per_byte": asdict(piece.per_byte)} for piece in shape.pieces
         ],
         "residual_median_percent": 100 * shape.residual,
         "residual_worst_percent": 100 * shape.worst,
@@ -283,10 +272,10 @@ def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
     for curve in shaped:
         shape = curve.shape
         assert shape is not None
-        alpha = [1e6 * value for value in shape.alpha]
+        alpha = [1e6 * value for value in (shape.alpha.value, *shape.alpha.ends)]
         rows.append(
-            (plain(curve.name), *alpha, _rate(shape.beta), ", ".join(size(knee.value) for knee in shape.knees),
-             None if shape.held_out is None else 100 * shape.held_out, size(shape.reach))
+            (plain(curve.name), *alpha, _rate(shape.beta), ", ".join(size_text(knee.value) for knee in shape.knees),
+             None if shape.held_out is None else 100 * shape.held_out, size_text(shape.reach))
         )  # fmt: skip
     if rows:
         parts.append(Table(columns, tuple(rows), "Shapes"))
@@ -299,5 +288,5 @@ def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
     return Section(target.capitalize(), tuple(parts))
 
 
-def _rate(beta: Estimate) -> float | None:
+def _rate(beta: Interval) -> float | None:
     return 1e-9 / beta.value if beta.value else None

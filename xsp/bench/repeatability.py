@@ -14,7 +14,7 @@ from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS
 from xsp.bench.turns import Limits, Turns
 from xsp.errors import BenchError
-from xsp.summary import percentile
+from xsp.stats import percentile
 
 SAMPLE_SIZE = 20
 LIMITS = Limits(seconds=60.0)

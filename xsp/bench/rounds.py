@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from xsp import summary
+from xsp import stats
 from xsp.bench import torchcalls, variants
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import Spec, Status, Timing, untimed
@@ -87,8 +87,8 @@ class _Seat:
 
     def relative_half(self) -> float:
         """Return half the confidence interval over the figure."""
-        interval = summary.interval(self.batches)
-        return math.inf if interval is None else (interval.hi - interval.lo) / 2 / summary.trimmed_mean(self.batches)
+        interval = stats.interval(self.batches)
+        return math.inf if interval is None else interval.half / interval.value
 
 
 def sit(
@@ -228,9 +228,9 @@ def _empty_call_ns() -> float:
 
 
 def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
-    interval = summary.interval(seat.batches)
+    interval = stats.interval(seat.batches)
     assert interval is not None
-    mean = summary.trimmed_mean(seat.batches)
+    mean = interval.value
     status, reasons = Status.OK, [seat.prepared.notes] if seat.prepared.notes else []
     if seat.relative_half() > UNSTABLE:
         status = Status.UNSTABLE
@@ -242,8 +242,8 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
         untimed(seat.spec, status, "; ".join(reasons)),
         samples=len(seat.batches),
         trimmed_ns=mean,
-        low_ns=interval.lo,
-        high_ns=interval.hi,
+        low_ns=interval.low,
+        high_ns=interval.high,
         least_ns=min(seat.batches),
         host_ns=mean,
         error_max=seat.error_max,

@@ -15,11 +15,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xsp import stats
 from xsp.errors import UsageError
+from xsp.stats import Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,14 +48,6 @@ EXTRAPOLATION_FACTORS = (4, 2)
 """Factors beyond the largest size for which an extrapolation is tried, by leaving out the largest sizes."""
 
 
-class Estimate(NamedTuple):
-    """A constant with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Piece:
     """A range of sizes in which time grows linearly."""
@@ -62,10 +56,10 @@ class Piece:
     until: float
     """Smallest and largest size of the piece, in bytes."""
 
-    start: Estimate
+    start: Interval
     """α in seconds."""
 
-    per_byte: Estimate
+    per_byte: Interval
     """β in seconds per byte."""
 
     def seconds(self, size: float) -> float:
@@ -78,7 +72,7 @@ class Shape:
     """The shape of a curve: fitted pieces, knees between them, and the quality of the fit."""
 
     pieces: tuple[Piece, ...]
-    knees: tuple[Estimate, ...]
+    knees: tuple[Interval, ...]
     """Sizes between pieces in bytes: where both meet, else the middle of the gap in which the curve jumps."""
 
     points: int
@@ -96,12 +90,12 @@ class Shape:
     """Bytes up to which the curve may be extrapolated, as tested by leaving out the largest sizes."""
 
     @property
-    def alpha(self) -> Estimate:
+    def alpha(self) -> Interval:
         """Latency: α of the first piece, in seconds."""
         return self.pieces[0].start
 
     @property
-    def beta(self) -> Estimate:
+    def beta(self) -> Interval:
         """Seconds per byte: β of the last piece."""
         return self.pieces[-1].per_byte
 
@@ -220,8 +214,7 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
         knee = _knee(starts[k], slopes[k], starts[k + 1], slopes[k + 1], gap)
         samples = [_knee(a[k], b[k], a[k + 1], b[k + 1], gap) for a, b in zip(a_many, b_many, strict=True)]
         jumps = knee == math.sqrt(gap[0] * gap[1])
-        low, high = gap if jumps else np.percentile(samples, (2.5, 97.5))
-        knees.append(Estimate(knee, min(float(low), knee), max(float(high), knee)))
+        knees.append(Interval(gap[0], knee, gap[1]).at(knee) if jumps else _estimate(knee, np.array(samples)))
     worst = int(np.argmax(np.abs(residual)))
     return Shape(
         pieces, tuple(knees), len(x), float(np.median(np.abs(residual))), float(abs(residual[worst])),
@@ -255,9 +248,9 @@ def _resampled(
     return np.stack(starts, 1), np.stack(slopes, 1)
 
 
-def _estimate(value: float, samples: Numbers) -> Estimate:
-    low, high = np.percentile(samples, (2.5, 97.5))
-    return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)))
+def _estimate(value: float, samples: Numbers) -> Interval:
+    low, high = map(float, stats.resampled_ends(samples))
+    return Interval(low, float(value), high).at(float(value))
 
 
 def _held_out(x: Numbers, t: Numbers, noise: float, most: int) -> float | None:

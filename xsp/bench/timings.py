@@ -56,6 +56,10 @@ def default_folder() -> Path:
     return Path(folder).expanduser() if folder else cached.user_folder() / "timings"
 
 
+REPEATED_RUNTIMES = ("collectives",)
+"""Runtimes whose earlier timings are kept, because the differences between repetitions are used."""
+
+
 class Timings:
     """Timings of one environment, in memory and on the disk."""
 
@@ -164,10 +168,19 @@ class Timings:
         """Return the timings of the environment with a hash."""
         return list(self._by_key.values() if environment == self.environment.hash else self._read(environment).values())
 
+    def history(self) -> dict[str, list[Timing]]:
+        """Return all timings of this environment by key, also those that newer ones replace, the oldest first."""
+        by_key: dict[str, dict[int, Timing]] = {}
+        for part in self._parts(self.environment.hash):
+            for timing in self._timings(part, self.environment.hash)[0]:
+                by_key.setdefault(timing.key, {})[timing.taken_ns] = timing
+        return {key: [taken[ns] for ns in sorted(taken)] for key, taken in by_key.items()}
+
     def compact(self) -> int:
         """Merge the parts of this environment into one, and return how many parts there were.
 
-        Parts that are damaged, or in which a row was changed, stay where they are.
+        Timings that newer ones replace are left out, except those of `REPEATED_RUNTIMES`. Parts that are damaged, or in
+        which a row was changed, stay where they are.
 
         Raises:
             BenchError: the folder cannot be written.
@@ -175,7 +188,13 @@ class Timings:
         parts = self._parts(self.environment.hash)
         intact = [part for part in parts if self._timings(part, self.environment.hash)[1]]
         if len(intact) > 1 and (rows := self._read(self.environment.hash)):
-            self._write(self.environment, list(rows.values()))
+            replaced = [
+                timing
+                for taken in self.history().values()
+                for timing in taken[:-1]
+                if timing.runtime in REPEATED_RUNTIMES
+            ]
+            self._write(self.environment, [*rows.values(), *replaced])
             for part in intact:
                 part.unlink(missing_ok=True)
         return len(parts)

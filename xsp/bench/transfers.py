@@ -140,6 +140,9 @@ OF_RANKS = {
     )
 }
 
+PREDICTED = ("all_reduce", "together-product", "together-copy", "beside")
+"""Families that predictions of training on this machine need."""
+
 BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Rate on the busiest link over bytes by time is this factor times (n - 1)/n, as in nccl-tests; 1 for all others."""
 
@@ -200,10 +203,13 @@ def of_transfers(names: Sequence[str], threads: Sequence[int], storage: str = ""
 
 
 def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1) -> list[Spec]:
-    """Return the specs of collectives; collectives that take two ranks are included once for any `ranks`."""
+    """Return the specs of collectives, those of `PREDICTED` first.
+
+    Collectives that take two ranks are included once for any `ranks`.
+    """
     by_family = []
-    for count in ranks:
-        for name in names:
+    for name in sorted(names, key=lambda name: name not in PREDICTED):
+        for count in ranks:
             if name.startswith("together"):
                 for number in dict.fromkeys((1, count)):
                     by_family.append([spec(name, COLLECTIVES, 0, threads, ranks=number)])

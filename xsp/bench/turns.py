@@ -134,7 +134,7 @@ class Turns:
             timings += [_with_drift(timing, ratio) for timing in answers.values()]
             if ratio is not None:
                 break
-            crashed = self._handle_crash(pending, answers, deadline)
+            crashed = self._handle_crash(pending, answers)
             if crashed is not None:
                 timings.append(_with_drift(crashed, None))
             finished = {timing.key for timing in timings}
@@ -172,7 +172,7 @@ class Turns:
         limit = self.limits.seconds if index >= 0 else START_S
         return now - since / 1e9 > limit or now > deadline + max(GRACE_S, self.limits.seconds)
 
-    def _handle_crash(self, specs: Sequence[Spec], answers: dict[int, Timing], deadline: float) -> Timing | None:
+    def _handle_crash(self, specs: Sequence[Spec], answers: dict[int, Timing]) -> Timing | None:
         """End a process that did not finish its sitting, and return a timing for the spec that it ran, if known."""
         assert self._process is not None
         is_late = not self._process.has_ended()

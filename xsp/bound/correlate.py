@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp.bound.coefficients import (
+from xsp.bound.latencies import Latency
+from xsp.micromodels import VARIED_MEASURES
+from xsp.stats import (
     Figure,
     exponent,
     figure,
@@ -27,8 +29,6 @@ from xsp.bound.coefficients import (
     spearman_of,
     spearman_rows,
 )
-from xsp.bound.latencies import Latency
-from xsp.micromodels import VARIED_MEASURES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +73,7 @@ class Correlation:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CoefficientDifference:
     """The coefficient of the longest path minus that of FLOPs, over the models that have both."""
 
     coefficient: str
@@ -135,7 +135,7 @@ class Group:
     """Name, latency in nanoseconds and measures of each model."""
 
     correlations: tuple[Correlation, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[CoefficientDifference, ...]
     regression: Regression | None
     reason: str = ""
     """Why there are no figures, or no regression."""
@@ -193,7 +193,9 @@ def omissions(
 def _group(
     device: str, batch: int, threads: int, ns: Mapping[str, float], measures: Mapping[str, Mapping[str, Any]]
 ) -> Group:
-    entries = [(name, ns[name], {measure: measures[name].get(measure) for measure in MEASURES}) for name in sorted(ns)]
+    entries = [
+        (name, ns[name], {measure: _complete(measures[name], measure) for measure in MEASURES}) for name in sorted(ns)
+    ]
     points = tuple(point for point in entries if not point[0].startswith(MICRO))
     slopes = _slopes([point for point in entries if point[0].startswith(MICRO)])
     return replace(_group_of_points(device, batch or None, threads or None, points), slopes=slopes)
@@ -215,6 +217,11 @@ def _group_of_points(device: str, batch: int | None, threads: int | None, points
 # --- one measure ----------------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[str, float, Mapping[str, Any]]]
+
+
+def _complete(row: Mapping[str, Any], measure: str) -> Any:
+    """Return a measure of a model; None if parts of it are unknown, so that it is only a lower bound."""
+    return None if row.get(f"{measure}_unknown") else row.get(measure)
 
 
 def _points_with(points: Points, *measures: str) -> Points:
@@ -249,7 +256,7 @@ def _correlation(measure: str, points: Points) -> Correlation:
     return Correlation(measure, len(usable), log_figure, rank_figure, figure(log_figure.value**2, pearson**2))
 
 
-def _differences(points: Points) -> tuple[Difference, ...]:
+def _differences(points: Points) -> tuple[CoefficientDifference, ...]:
     """Return the coefficients of the longest path minus those of FLOPs, from the same resamples for both."""
     usable = _points_with(points, PATH, WORK)
     if len(usable) < MIN_MODELS:
@@ -259,7 +266,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
         return ()
     draws = resamples(len(usable))
     return (
-        Difference(
+        CoefficientDifference(
             "pearson",
             len(usable),
             figure(
@@ -267,7 +274,7 @@ def _differences(points: Points) -> tuple[Difference, ...]:
                 pearson_rows(path[draws], y[draws]) - pearson_rows(work[draws], y[draws]),
             ),
         ),
-        Difference(
+        CoefficientDifference(
             "spearman",
             len(usable),
             figure(

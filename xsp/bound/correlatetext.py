@@ -6,10 +6,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xsp.bound.coefficients import Figure
-from xsp.bound.correlate import MEASURES, PATH, WORK, Correlation, Difference, Group, Regression, Slope
+from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, Group, Regression, Slope
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
+from xsp.stats import Figure
 
 WIDTH = 80
 MOST_HOLES = 10
@@ -156,7 +156,7 @@ def _row(correlation: Correlation) -> Iterator[str]:
     yield f"{name:15} {correlation.models:4} {r:>20} {rho:>20} {r2:>17}"
 
 
-def _verdict(difference: Difference) -> str:
+def _verdict(difference: CoefficientDifference) -> str:
     name = {"pearson": "r", "spearman": "ρ"}[difference.coefficient]
     verdict = _CLOSER[difference.winner] if difference.winner else "not decided, the interval contains 0"
     return f"{name} of the longest path minus {name} of FLOPs {coefficient_text(difference.figure)}: {verdict}"

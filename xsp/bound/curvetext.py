@@ -11,9 +11,9 @@ from typing import Any
 from xsp import sections
 from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve, Point
-from xsp.bound.text import time
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
+from xsp.texts import ns_text
 
 WIDTH = 80
 MOST_HOLES = 3
@@ -25,7 +25,8 @@ def page(curve: Curve, source: str, step: str = "") -> str:
         plain(
             f"{curve.graph.name} from blocks of G consecutive calls, {curve.threads} thread{'s' * (curve.threads > 1)}"
         ),
-        "measured: " + ("no run to compare with (--run DIR)" if curve.measured_ns is None else time(curve.measured_ns)),
+        "measured: "
+        + ("no run to compare with (--run DIR)" if curve.measured_ns is None else ns_text(curve.measured_ns)),
         "",
         f"{'G':>2} {'blocks':>7} {'distinct':>9} {'timed':>7} "
         f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
@@ -44,10 +45,10 @@ def page(curve: Curve, source: str, step: str = "") -> str:
 def _line(point: Point) -> str:
     construction = point.construction
     share = f"{100 * construction.coverage.nodes / construction.coverage.of_nodes:.0f} %"
-    total = "–" if construction.ns is None else ("≥ " if construction.is_lower_limit else "") + time(construction.ns)
-    half = "–" if construction.half_ns is None else time(construction.half_ns)
+    total = "–" if construction.ns is None else ("≥ " if construction.is_lower_limit else "") + ns_text(construction.ns)
+    half = "–" if construction.half_ns is None else ns_text(construction.half_ns)
     error = "–" if point.error is None else f"{100 * point.error:+.1f} %"
-    once = "–" if construction.once_ns is None else time(construction.once_ns)
+    once = "–" if construction.once_ns is None else ns_text(construction.once_ns)
     counts = f"{construction.granularity:2} {len(construction.windows):7,} {construction.unique:9,} {share:>7}"
     return f"{counts} {total:>12} {half:>9} {error:>8} {once:>12}"
 
@@ -59,7 +60,7 @@ def _remarks(curve: Curve) -> Iterator[str]:
     if best is not None and best.error is not None:
         yield f"Smallest error at G = {best.construction.granularity}: {100 * best.error:+.1f} %."
     if glue is not None:
-        yield f"The error includes {time(glue)} that the framework adds; the time of the blocks does not."
+        yield f"The error includes {ns_text(glue)} that the framework adds; the time of the blocks does not."
     elif curve.measured_ns is not None:
         yield "What the framework adds between calls is not timed: the error is that of the blocks only."
     if isinstance(curve.cover, str):
@@ -67,7 +68,7 @@ def _remarks(curve: Curve) -> Iterator[str]:
     else:
         cover = curve.cover
         yield (
-            f"Best cover by blocks of up to {cover.granularity} calls, at any offset: {time(cover.ns)} by "
+            f"Best cover by blocks of up to {cover.granularity} calls, at any offset: {ns_text(cover.ns)} by "
             f"{len(cover.blocks)} of {cover.arcs:,} timed ones; the median cover is {100 * cover.spread:.1f} % longer."
         )
     smallest = curve.points[0].construction if curve.points else None

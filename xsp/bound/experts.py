@@ -120,13 +120,13 @@ def active(graph: Graph, tokens: int) -> Active:
 
 
 def least_ns(
-    active: Active, flops: int | None, tokens: int, graph: Graph, ceiling: Ceiling | str, skew: float = 0.0
+    active: Active, flops: work.Total, tokens: int, graph: Graph, ceiling: Ceiling | str, skew: float = 0.0
 ) -> float | None:
     """Return the minimum time of a step: the longer of its bytes at the bandwidth and its FLOPs at the peak rate.
 
     Args:
         active: weights and cache that the step reads.
-        flops: FLOPs of the step; None if those of a call are unknown.
+        flops: FLOPs of the step; their known part counts, so the time stays a minimum.
         tokens: tokens that the step computes in all sequences together.
         graph: graph of the step, for its element type.
         ceiling: ceilings of the device, or the reason why they are unknown.
@@ -136,10 +136,10 @@ def least_ns(
         Nanoseconds; None if a part is unknown.
     """
     peak = None if isinstance(ceiling, str) else _peak(graph, ceiling)
-    if isinstance(ceiling, str) or peak is None or active.unknown or flops is None:
+    if isinstance(ceiling, str) or peak is None or active.unknown:
         return None
     traffic = active.weights(tokens, skew) + active.state
-    return 1e9 * max(traffic / ceiling.bandwidth(round(traffic)), flops / peak)
+    return 1e9 * max(traffic / ceiling.bandwidth(round(traffic)), (flops.known or 0) / peak)
 
 
 def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
@@ -148,7 +148,7 @@ def _peak(graph: Graph, ceiling: Ceiling) -> float | None:
 
 
 def compute_bound(
-    active: Active, flops: int | None, batch: int, graph: Graph, ceiling: Ceiling, skew: float = 0.0
+    active: Active, flops: work.Total, batch: int, graph: Graph, ceiling: Ceiling, skew: float = 0.0
 ) -> int | None:
     """Return the smallest number of sequences with which a decoding step takes as long to compute as to read.
 
@@ -156,12 +156,14 @@ def compute_bound(
     cache of a sequence takes longer than computing the sequence, or if a part is unknown.
     """
     peak = _peak(graph, ceiling)
-    if peak is None or flops is None or active.unknown:
+    if peak is None or flops.known is None or flops.unknown or active.unknown:
         return None
+
+    step_flops = flops.known
 
     def is_compute_bound(sequences: int) -> bool:
         traffic = active.weights(sequences, skew) + sequences * active.state / batch
-        return sequences * flops / batch / peak >= traffic / ceiling.bytes_per_s
+        return sequences * step_flops / batch / peak >= traffic / ceiling.bytes_per_s
 
     high = 1
     while not is_compute_bound(high):

@@ -8,7 +8,10 @@
 | blocks | as part of a block of several calls | neighbours |
 | with framework | plus calls of modules and views, at the time of empty ones | framework |
 | in place | its time in the trace (used instead of timings if there are none) | kernel efficiency |
-| measured | the true step of the trace | waiting and interference |
+| measured | the true step of the trace | page faults, where they were counted; waiting and interference |
+
+All rungs add up single calls: the ceiling of a call contains the bytes of its intermediate results, and the others are
+times of the installed kernels. Fused calls, as by `torch.compile`, can take less than any of them (`scope`).
 
 Figures are multiples of 1/`PARTS` ns, so the differences add up exactly.
 """
@@ -57,10 +60,16 @@ CHOICE = "choice of algorithm"
 NEIGHBOURS = "neighbours"
 FRAMEWORK = "framework"
 WAITING = "waiting and interference"
+PAGE_FAULTS = "page faults"
 IN_PLACE = "in place"
 """Time of a call in the trace beyond its timing alone."""
 
-ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, WAITING)
+SCOPES = {
+    "torch": "call by call, with PyTorch's own kernels", "onnxruntime": "node by node, with ONNX Runtime's kernels",
+}  # fmt: skip
+"""What the figures of a bound are about, by the runtime of its timings."""
+
+ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, PAGE_FAULTS, WAITING)
 """Names of differences from the ceiling up."""
 
 _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
@@ -169,6 +178,11 @@ class Bound:
         return [rung for rung in Rung if rung is not omitted and self.rungs[rung.value].sequential is not None]
 
     @property
+    def scope(self) -> str:
+        """What the figures are about: single calls, and the kernels that the timings are of."""
+        return SCOPES.get(str(self.settings.get("runtime")), "call by call")
+
+    @property
     def ratio(self) -> float | None:
         """Best over measured time: Benanza's ratio, whose inverse is the potential speed-up; None if one is unknown."""
         best, step = (self.rungs[rung.value].sequential for rung in (Rung.BEST, Rung.MEASURED))
@@ -189,11 +203,13 @@ def differences(
     figures: Mapping[str, Figures],
     is_computing: Sequence[bool],
     unattributed_ns: float = 0.0,
+    page_faults: Figure | None = None,
 ) -> list[Difference]:
     """Return the named differences between neighbours of a ladder; their sum is exactly its last minus its first rung.
 
     Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
-    (`unattributed_ns`), between the calls in place and the whole step.
+    (`unattributed_ns`), between the calls in place and the whole step; and the time of page faults, between timings in
+    isolation and the whole step, as far as the difference is that large.
     """
     result = []
     for below, above in pairwise(order):
@@ -206,6 +222,12 @@ def differences(
             unattributed = float(round(unattributed_ns)) if below is Rung.IN_PLACE else 0.0
             if unattributed:
                 result.append(Difference("device work outside calls", below, above, unattributed))
+            if page_faults is not None and above is Rung.MEASURED and below is not Rung.IN_PLACE:
+                fault_ns = float(round(min(page_faults.ns, max(0.0, high.sequential - low.sequential))))
+                if fault_ns:
+                    result.append(Difference(PAGE_FAULTS, below, above, fault_ns, page_faults.half_ns))
+                    half = None if half is None else math.hypot(half, page_faults.half_ns)
+                    unattributed += fault_ns
             result.append(Difference(name, below, above, high.sequential - low.sequential - unattributed, half))
             continue
         low_figures, high_figures = (
@@ -248,7 +270,10 @@ def _computing_figures(figures: Figures, is_computing: Sequence[bool]) -> list[F
 
 
 def layers(graph: Graph, figures: Mapping[str, Figures], is_computing: Sequence[bool]) -> list[Layer]:
-    """Return the modules of a graph (operators, if it has no modules), largest difference first."""
+    """Return the modules of a graph (operators, if it has no modules), largest difference first.
+
+    A layer that is faster than its ceiling has none: that ceiling is not valid.
+    """
     has_modules = any(node.module for node in graph.nodes)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(graph.nodes):
@@ -270,6 +295,10 @@ def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mappin
         rung_figures = [figures[rung.value][number] for number in numbers]
         times = [figure.ns for figure in rung_figures if figure is not None]
         ns[rung] = math.fsum(times) if len(times) == len(rung_figures) else None
+    ceiling_ns, others = ns.get(Rung.CEILING), [time for rung, time in ns.items() if rung is not Rung.CEILING]
+    if ceiling_ns is not None and any(time is not None and time < ceiling_ns for time in others):
+        ns[Rung.CEILING] = None
+        rungs = [rung for rung in rungs if rung is not Rung.CEILING]
     deltas = []
     for below, above in pairwise(rungs):
         pairs = [(figures[below.value][number], figures[above.value][number]) for number in numbers]

@@ -57,8 +57,8 @@ class Point:
     """The longer of the bytes at the bandwidth and the FLOPs at the peak rate, for the whole step."""
 
     active: Active
-    flops: int | None
-    """FLOPs of the step; None if those of a call are unknown."""
+    flops: work.Total
+    """FLOPs of the step."""
 
     measured: MeasuredStep | None = None
 
@@ -320,8 +320,7 @@ class _CurveBuilder:
         """Return the point of one length."""
         computed = self.batch * (1 if phase == DECODE else tokens)
         active = experts.active(graph, computed)
-        call_flops = [work.flops_of(node) for node in graph.computing]
-        flops = None if None in call_flops else sum(filter(None, call_flops))
+        flops = work.total(map(work.flops_of, graph.computing))
         coverage = self.coverage(graph, figures)
         ns = half = None
         if coverage.nodes and (coverage.share >= MIN_COVERAGE or self.partial):

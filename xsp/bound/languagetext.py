@@ -9,10 +9,9 @@ from typing import Any
 
 from xsp.bound.language import DECODE, Curve, Language, Point
 from xsp.bound.polynomials import Crossing, Polynomial
-from xsp.bound.text import time
-from xsp.graph.text import amount
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
+from xsp.texts import amount, milliseconds, ns_text
 
 WIDTH = 79
 DRAWN_LENGTHS = 24
@@ -62,7 +61,7 @@ def _table(language: Language) -> list[str]:
     lines = [f"{'tokens':>7}{heads} {'cache':>9}"]
     for points in _rows(language):
         cells = "".join(
-            f" {_at_least(point) + time(point.ns):>11} {time(point.half_ns):>8} {time(point.ceiling_ns):>9}"
+            f" {_at_least(point) + ns_text(point.ns):>11} {ns_text(point.half_ns):>8} {ns_text(point.ceiling_ns):>9}"
             for point in points
         )
         lines.append(f"{points[0].tokens:7,}{cells} {amount(points[-1].active.state, 'B'):>9}")
@@ -88,7 +87,7 @@ def _measured(language: Language) -> list[str]:
             step = point.measured
             share = "–" if step is None or point.ns is None else f"{100 * point.ns / step.ns:.0f} %"
             half = None if step is None or step.low is None or step.high is None else (step.high - step.low) / 2
-            cells += f" {time(None if step is None else step.ns):>12} {time(half):>9} {share:>10}"
+            cells += f" {ns_text(None if step is None else step.ns):>12} {ns_text(half):>9} {share:>10}"
         lines.append(f"{points[0].tokens:8,}{cells}")
     return lines
 
@@ -153,7 +152,7 @@ def formula(curve: Polynomial) -> str:
 
 def _fine(ns: float) -> str:
     """Return a time; below 10 ns with three significant digits."""
-    return f"{ns:.3g} ns" if abs(ns) < 10 else time(ns)
+    return f"{ns:.3g} ns" if abs(ns) < 10 else ns_text(ns)
 
 
 def _bytes(language: Language) -> Iterator[str]:
@@ -272,7 +271,8 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
         "at_least": None if point.ns is None else not point.coverage.is_complete,
         "fitted_ns": None if total is None else total.at(point.tokens),
         "ceiling_ns": point.ceiling_ns,
-        "flops": point.flops,
+        "flops": point.flops.known,
+        "flops_unknown": point.flops.unknown,
         "weight_bytes": point.active.dense + sum(stack.bytes for stack in point.active.stacks),
         "state_bytes": point.active.state,
         "coverage": {
@@ -303,9 +303,9 @@ def section(language: Language) -> Section:
         decode_point = points[-1]
         rows.append((
             decode_point.tokens,
-            _ms(prefill_point.ns) if prefill_point else None,
-            _ms(prefill_point.ceiling_ns) if prefill_point else None,
-            _ms(decode_point.ns), _ms(decode_point.ceiling_ns), decode_point.active.state,
+            milliseconds(prefill_point.ns) if prefill_point else None,
+            milliseconds(prefill_point.ceiling_ns) if prefill_point else None,
+            milliseconds(decode_point.ns), milliseconds(decode_point.ceiling_ns), decode_point.active.state,
         ))  # fmt: skip
     return Section("Language model", (*parts, Table(columns, tuple(rows), "By length")))
 
@@ -317,30 +317,28 @@ def _chart(curve: Curve) -> Chart:
     drawn_lengths = {round(low + (high - low) * step / (DRAWN_LENGTHS - 1)) for step in range(DRAWN_LENGTHS)}
     lengths = sorted({*drawn_lengths, *points})
     total, attention = curve.total, curve.attention
-    series = [Series("calls, timed", tuple(_ms(points[n].ns) if n in points else None for n in lengths))]
+    series = [Series("calls, timed", tuple(milliseconds(points[n].ns) if n in points else None for n in lengths))]
     if total is not None and attention is not None:
         series = [
             Series(
                 "curve",
-                tuple(_ms(total.at(n)) for n in lengths),
-                tuple(_ms(max(0.0, total.at(n) - total.half(n))) for n in lengths),
-                tuple(_ms(total.at(n) + total.half(n)) for n in lengths),
+                tuple(milliseconds(total.at(n)) for n in lengths),
+                tuple(milliseconds(max(0.0, total.at(n) - total.half(n))) for n in lengths),
+                tuple(milliseconds(total.at(n) + total.half(n)) for n in lengths),
             ),
-            Series("attention part", tuple(_ms(attention.at(n)) for n in lengths)),
+            Series("attention part", tuple(milliseconds(attention.at(n)) for n in lengths)),
         ]
-    series.append(Series("ceiling", tuple(_ms(points[n].ceiling_ns) if n in points else None for n in lengths)))
+    series.append(
+        Series("ceiling", tuple(milliseconds(points[n].ceiling_ns) if n in points else None for n in lengths))
+    )
     if any(point.measured for point in curve.points):
         steps = [points[n].measured if n in points else None for n in lengths]
         series.append(
             Series(
                 "measured",
-                tuple(None if step is None else _ms(step.ns) for step in steps),
-                tuple(None if step is None else _ms(step.low) for step in steps),
-                tuple(None if step is None else _ms(step.high) for step in steps),
+                tuple(None if step is None else milliseconds(step.ns) for step in steps),
+                tuple(None if step is None else milliseconds(step.low) for step in steps),
+                tuple(None if step is None else milliseconds(step.high) for step in steps),
             )
         )
     return Chart("lines", NAMES[curve.phase].capitalize(), "ms", tuple(lengths), tuple(series), "tokens")
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6

@@ -8,10 +8,9 @@ from typing import Any
 
 from xsp.bound.ladder import NAMES, Rung
 from xsp.bound.phases import NO_LAYER, PhaseTotal, Training
-from xsp.bound.text import time
 from xsp.graph.node import Phase
-from xsp.graph.text import amount
 from xsp.scrub import plain
+from xsp.texts import amount, milliseconds, ns_text
 
 MOST_LAYERS = 20
 
@@ -39,9 +38,9 @@ def page(training: Training, source: str, step: str = "") -> str:
 def _phases(training: Training, rungs: list[Rung]) -> list[str]:
     lines = []
     for index, phase in enumerate(training.phases):
-        cells = "".join(f"{time(training.by_rung[rung][index].ns):>11}" for rung in rungs)
-        off_path = time(phase.off_path_ns)
-        lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{time(phase.half_ns):>10}{off_path:>14}")
+        cells = "".join(f"{ns_text(training.by_rung[rung][index].ns):>11}" for rung in rungs)
+        off_path = ns_text(phase.off_path_ns)
+        lines.append(f"{phase.phase.value:12}{phase.calls:7,}{cells}{ns_text(phase.half_ns):>10}{off_path:>14}")
     return lines
 
 
@@ -53,7 +52,7 @@ def _layers(training: Training) -> list[str]:
     for layer in sorted(training.layers, key=total_ns, reverse=True)[:MOST_LAYERS]:
         name = plain(layer.module)
         name = name if len(name) <= 29 else "…" + name[-28:]
-        cells = "".join(f"{time(ns):>10}" for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
+        cells = "".join(f"{ns_text(ns):>10}" for ns in (layer.forward_ns, layer.backward_ns, layer.update_ns))
         lines.append(f"{name:30}{cells}{amount(layer.parameter_bytes, 'B'):>11}")
     remaining = len(training.layers) - MOST_LAYERS
     return [*lines, *([f"{remaining} more in --format json"] if remaining > 0 else [])]
@@ -84,9 +83,9 @@ def as_json(training: Training) -> dict[str, Any]:
         "layers": [
             {
                 "module": layer.module,
-                "forward_ms": _ms(layer.forward_ns),
-                "backward_ms": _ms(layer.backward_ns),
-                "update_ms": _ms(layer.update_ns),
+                "forward_ms": milliseconds(layer.forward_ns),
+                "backward_ms": milliseconds(layer.backward_ns),
+                "update_ms": milliseconds(layer.update_ns),
                 "gradient_bytes": layer.parameter_bytes,
                 "calls": layer.calls,
             }
@@ -94,7 +93,7 @@ def as_json(training: Training) -> dict[str, Any]:
             if layer.module != NO_LAYER
         ],
         "of_no_layer_update_ms": next(
-            (_ms(layer.update_ns) for layer in training.layers if layer.module == NO_LAYER), 0.0
+            (milliseconds(layer.update_ns) for layer in training.layers if layer.module == NO_LAYER), 0.0
         ),
         "holes": training.holes,
     }
@@ -109,7 +108,3 @@ def _phase(phase: PhaseTotal) -> Mapping[str, Any]:
         "path_ns": phase.path_ns,
         "off_path_ns": phase.off_path_ns,
     }
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6

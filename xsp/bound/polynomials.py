@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-NORMAL = 1.96
-"""Half the width of a 95 % interval in standard deviations."""
-
-STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45}
-"""The same by degrees of freedom (Student's t), for a spread that is estimated from residuals."""
+from xsp.stats import NORMAL, UPPER, student
 
 LEAST_ERROR = 0.01
 """Minimum relative error that is assumed for a figure, because different shapes use different kernels."""
@@ -115,7 +111,7 @@ def fit(points: Sequence[float], values: Sequence[float], halves: Sequence[float
     degrees_of_freedom = len(points) - len(powers)
     widening = 1.0
     if degrees_of_freedom and residual > degrees_of_freedom:
-        widening = residual / degrees_of_freedom * (STUDENT.get(degrees_of_freedom, NORMAL) / NORMAL) ** 2
+        widening = residual / degrees_of_freedom * (student(UPPER, degrees_of_freedom) / NORMAL) ** 2
     size = degree + 1
     coefficients, covariance = [0.0] * size, [[0.0] * size for _ in range(size)]
     for i, power in enumerate(powers):

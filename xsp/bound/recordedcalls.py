@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from xsp.account import pagefaults
 from xsp.analyses.model import model_information
 from xsp.analyses.roofline import kernels_by_model
 from xsp.bound.totals import Figure
@@ -57,7 +58,7 @@ class RecordedCall:
     """Names of the operators inside the call."""
 
 
-class _Row(NamedTuple):
+class _SpanRow(NamedTuple):
     span_id: str
     parent_id: str | None
     name: str
@@ -82,7 +83,7 @@ _ROWS = f"""
 
 @dataclass
 class _Span:
-    row: _Row
+    row: _SpanRow
     children: list[_Span] = field(default_factory=list)
     kernels: int = 0
     device_ns: float = 0.0
@@ -208,7 +209,7 @@ def _trees(trace: Trace) -> list[_Span]:
     """Return the trees of operators, from the outermost ones."""
     roots: list[_Span] = []
     by_id: dict[str, _Span] = {}
-    for row in map(_Row._make, trace.con.execute(_ROWS).fetchall()):
+    for row in map(_SpanRow._make, trace.con.execute(_ROWS).fetchall()):
         span = _Span(row)
         parent = by_id.get(row.parent_id or "")
         if parent is not None:
@@ -247,18 +248,22 @@ MIN_SYSTEM_SHARE = 0.05
 """Minimum system time per thread, as a share of an iteration, for a line on page faults."""
 
 
-def page_faults(trace: Trace) -> str | None:
-    """Return a text on the page faults of a step and the system time for them; None if it is short or unknown."""
+def page_faults(trace: Trace) -> tuple[str, Figure] | None:
+    """Return a text on the page faults of a step and the time that they take; None if it is short or unknown."""
     for row in iterations(trace.con):
         if (row.rank, row.kind) != (trace.rank, trace.kind) or row.faults is None or not row.mean_ns:
             continue
-        system_ns, threads = row.system_ns or 0.0, trace.run.machine.torch_threads or 1
-        if system_ns / threads < MIN_SYSTEM_SHARE * row.mean_ns:
+        system_ns = row.system_ns or 0.0
+        machine = trace.run.machine
+        threads = max(1, min(machine.torch_threads or 1, machine.cores or 1))
+        cost = pagefaults.cost(row.faults, system_ns / 1e6, threads)
+        if cost.low * 1e6 < MIN_SYSTEM_SHARE * row.mean_ns:
             return None
-        return (
+        text = (
             f"page faults: {row.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
             "timed in isolation have other counts: xsp advise says how to keep memory"
         )
+        return text, Figure(cost.value * 1e6, (cost.high - cost.low) / 2 * 1e6)
     return None
 
 

@@ -15,6 +15,7 @@ from xsp.graph.node import KnownBy
 from xsp.graph.text import shapes
 from xsp.scrub import plain
 from xsp.sections import Branch, Cell, Chart, Section, Series, Table, Text, Tree
+from xsp.texts import milliseconds
 
 SECTION = "bound"
 MOST_LAYERS = 40
@@ -29,7 +30,7 @@ def section(bound: Bound) -> Section:
     """Return the section of a report: ladder with intervals, named differences, waterfall by layer, calls, holes."""
     ladder = bound.ladder
     totals = [bound.rungs[rung.value] for rung in ladder]
-    bars = Series("step", *(tuple(map(_ms, row)) for row in (
+    bars = Series("step", *(tuple(map(milliseconds, row)) for row in (
         [total.sequential for total in totals], [total.low for total in totals], [total.high for total in totals]
     )))  # fmt: skip
     parts: list[sections.Part] = [Text(plain(_summary(bound)))]
@@ -41,13 +42,13 @@ def section(bound: Bound) -> Section:
         parts.append(Chart("bars", "Ladder", "ms", labels, (bars,)))
     if bound.differences:
         rows = tuple(
-            (difference.name, NAMES[difference.below], NAMES[difference.above], _ms(difference.ns))
+            (difference.name, NAMES[difference.below], NAMES[difference.above], milliseconds(difference.ns))
             for difference in bound.differences
         )
         parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences; they add up exactly"))
     parts += [*_waterfall(bound), *_calls(bound)]
     if bound.holes:
-        rows_ = tuple((hole.op, hole.reason, hole.calls, _ms(hole.expected_ns)) for hole in bound.holes)
+        rows_ = tuple((hole.op, hole.reason, hole.calls, milliseconds(hole.expected_ns)) for hole in bound.holes)
         parts.append(Table(("operator", "why", "calls", "expected_ms"), rows_, "Without a figure"))
     return Section("Bound", tuple(parts))
 
@@ -69,7 +70,9 @@ def _waterfall(bound: Bound) -> list[sections.Part]:
     names = {name for _, steps in largest for name, _ in steps}
     order = list(dict.fromkeys([*(NAMES[rung] for rung in BY_NODE[:-1]), *ORDER, *sorted(names)]))
     series = tuple(
-        Series(name, tuple(_ms(dict(steps).get(name)) for _, steps in largest)) for name in order if name in names
+        Series(name, tuple(milliseconds(dict(steps).get(name)) for _, steps in largest))
+        for name in order
+        if name in names
     )
     labels = tuple(plain(layer.name) for layer, _ in largest)
     parts: list[sections.Part] = [Chart("stacked", "Waterfall by layer", "ms", labels, series)]
@@ -114,7 +117,7 @@ def _calls(bound: Bound) -> list[sections.Part]:
         for rung in rungs:
             figures = [bound.figures[rung.value][number] for number in numbers if bound.is_computing[number]]
             known_ns = [figure.ns for figure in figures if figure is not None]
-            cells.append(_ms(math.fsum(known_ns)) if known_ns and len(known_ns) == len(figures) else None)
+            cells.append(milliseconds(math.fsum(known_ns)) if known_ns and len(known_ns) == len(figures) else None)
         return tuple(cells)
 
     def leaf(number: int) -> Branch:
@@ -152,8 +155,5 @@ def _summary(bound: Bound) -> str:
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
     sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
     doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
+    sentence += f" All figures are {bound.scope}; fused calls can take less."
     return sentence + (f" Missing rungs: {absent}." if absent else "") + doubts
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import join as joining
 from xsp.bound import ladder, planned, recordedcalls, timed, totals
-from xsp.bound.ladder import Bound, Hole, Rung
+from xsp.bound.ladder import NAMES, Bound, Hole, Rung
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
@@ -49,6 +50,9 @@ class _Parts:
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     beyond_ns: float = 0.0
     """Time of device work in the trace that belongs to no call."""
+
+    page_faults: Figure | None = None
+    """Time that page faults take from the step; None if it is short or unknown."""
 
 
 def of(
@@ -168,7 +172,8 @@ def _add_trace(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.Record
     parts.problems += planned.kind_notes(trace)
     faults = recordedcalls.page_faults(trace)
     if faults is not None:
-        parts.problems.append(faults)
+        text, parts.page_faults = faults
+        parts.problems.append(text)
     if recordedcalls.is_compiled(trace):
         parts.problems.append("compiled: calls inside compiled code are not recorded; compare totals and layers")
 
@@ -372,13 +377,16 @@ def _finish(parts: _Parts) -> Bound:
     draft = Bound(
         graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.is_computing, (), (), ()
     )
-    ceiling, best = (draft.rungs[rung.value].sequential for rung in (Rung.CEILING, Rung.BEST))
-    if ceiling is not None and best is not None and ceiling > best:
-        parts.problems.append(
-            f"ceiling: {ceiling / 1e6:.3g} ms is above the best, {best / 1e6:.3g} ms, so it is not valid: the machine "
-            "was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
-        )
-    deltas = ladder.differences(draft.ladder, parts.rungs, parts.figures, parts.is_computing, parts.beyond_ns)
+    below_ceiling = _count_below_ceiling(parts)
+    invalid_reason = _invalid_ceiling(parts)
+    if invalid_reason is not None:
+        parts.problems.append(f"ceiling: {invalid_reason}")
+        _mark_absent(parts, Rung.CEILING, invalid_reason)
+        parts.figures[Rung.CEILING.value] = (None,) * len(graph.nodes)
+        draft = replace(draft, rungs={rung.value: parts.rungs[rung.value] for rung in Rung})
+    deltas = ladder.differences(
+        draft.ladder, parts.rungs, parts.figures, parts.is_computing, parts.beyond_ns, parts.page_faults
+    )
     return Bound(
         graph,
         draft.rungs,
@@ -389,10 +397,41 @@ def _finish(parts: _Parts) -> Bound:
         tuple(_holes(parts)),
         {rung: reason for rung, reason in parts.absent.items() if draft.rungs[rung].sequential is None},
         parts.join,
-        _count_below_ceiling(parts),
+        below_ceiling,
         tuple(parts.problems),
         parts.settings,
     )
+
+
+def _invalid_ceiling(parts: _Parts) -> str | None:
+    """Return why the ceiling is not valid: calls, or the whole step, took less time than it; None if it is."""
+    floor = parts.figures.get(Rung.CEILING.value)
+    if floor is None:
+        return None
+    was_measured = parts.settings["ceilings"]["source"] == "measured"
+    cause = (
+        "the machine was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
+        if was_measured
+        else "the data is in a cache, or the device has other peak rates"
+    )
+    compared: list[tuple[str, float, float]] = []
+    for rung in (Rung.BEST, Rung.IN_PLACE):
+        pairs = [
+            (ceiling.ns, figure.ns)
+            for ceiling, figure, computes in zip(
+                floor, parts.figures.get(rung.value) or (), parts.is_computing, strict=False
+            )
+            if computes and ceiling is not None and figure is not None
+        ]
+        ceilings_ns, times_ns = (math.fsum(pair[index] for pair in pairs) for index in (0, 1))
+        compared.append((f"the time of the same calls ({NAMES[rung]})", ceilings_ns, times_ns))
+    ceiling_ns, step_ns = (parts.rungs[rung.value].sequential for rung in (Rung.CEILING, Rung.MEASURED))
+    if ceiling_ns is not None and step_ns is not None:
+        compared.append(("the measured step", ceiling_ns, step_ns))
+    for name, high, low in compared:
+        if high > low:
+            return f"{high / 1e6:.3g} ms is above {name}, {low / 1e6:.3g} ms, so it is not valid: {cause}"
+    return None
 
 
 def _holes(parts: _Parts) -> list[Hole]:

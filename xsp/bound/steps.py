@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xsp import models, summary
+from xsp import models, stats
 from xsp.errors import UsageError
 
 LEAST_ROUNDS = 5
@@ -106,6 +106,6 @@ def _settings(settings: models.Settings, phase: str, length: int) -> models.Sett
 
 
 def _figure(times: Sequence[int]) -> MeasuredStep:
-    interval = summary.interval(times)
-    low, high = (None, None) if interval is None else interval
-    return MeasuredStep(summary.trimmed_mean(times), low, high, tuple(times))
+    interval = stats.interval(times)
+    low, high = (None, None) if interval is None else interval.ends
+    return MeasuredStep(stats.trimmed_mean(times), low, high, tuple(times))

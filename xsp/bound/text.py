@@ -14,6 +14,7 @@ from xsp.bound.totals import Coverage, Total
 from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
 from xsp.scrub import plain
+from xsp.texts import cut, ns_text
 
 WIDTH = 22
 """Number of characters of the longest bar."""
@@ -39,20 +40,6 @@ def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> st
     return "\n".join(lines)
 
 
-def time(ns: float | None) -> str:
-    """Return a time with three digits and its unit; a dash for an unknown one."""
-    if ns is None:
-        return "–"
-    size, unit = abs(ns), "ns"
-    for factor, name in ((1e3, "µs"), (1e6, "ms"), (1e9, "s")):
-        if size >= 0.9995 * factor:
-            unit = name
-    value = ns / {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
-    is_whole = abs(value) >= 99.95 or (unit == "ns" and (size >= 0.995 or not size))
-    digits = 0 if is_whole else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
 def _title(bound: Bound) -> list[str]:
     graph, settings = bound.graph, bound.settings
     conditions = [f"{sum(bound.is_computing):,} computing calls"]
@@ -71,7 +58,7 @@ def _title(bound: Bound) -> list[str]:
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
-    return lines
+    return [*lines, f"{bound.scope}; fused calls can take less"]
 
 
 def _ladder(bound: Bound) -> list[str]:
@@ -84,7 +71,7 @@ def _ladder(bound: Bound) -> list[str]:
         if rung in ladder:
             prefix = "≥" if total.is_lower_limit else " "
             lines.append(
-                f"{NAMES[rung]:15}{prefix}{time(total.sequential):>9} {_interval(total):>17} {_bar(total, longest)}"
+                f"{NAMES[rung]:15}{prefix}{ns_text(total.sequential):>9} {_interval(total):>17} {_bar(total, longest)}"
             )
         elif rung in _explained_rungs(bound):
             head = f"{NAMES[rung]:15} {'–':>9}  "
@@ -110,7 +97,7 @@ def _is_foreign(bound: Bound) -> bool:
 def _interval(total: Total) -> str:
     if not total.half_ns or total.low is None:
         return ""
-    return f"{time(total.low)} … {time(total.high)}"
+    return f"{ns_text(total.low)} … {ns_text(total.high)}"
 
 
 def _bar(total: Total, most: float) -> str:
@@ -131,7 +118,7 @@ def _differences(bound: Bound) -> list[str]:
         name = difference.name if difference.calls is None else f"{difference.calls} {difference.name}"
         between = f"{NAMES[difference.below]} → {NAMES[difference.above]}"
         lines.append(
-            f"{sign}{time(abs(difference.ns)):>9} {100 * difference.ns / top:6.1f} %  {name[:30]:30} {between}"[:79]
+            f"{sign}{ns_text(abs(difference.ns)):>9} {100 * difference.ns / top:6.1f} %  {name[:30]:30} {between}"[:79]
         )
     return ["", f"differences, in percent of {NAMES[bound.ladder[-1]]}:", *lines]
 
@@ -143,8 +130,8 @@ def _parallel(bound: Bound) -> list[str]:
         return ["", "in parallel: unknown, a trace has only the order of calls"] if order else []
     total = bound.rungs[rung.value]
     prefix = "≥ " if total.is_lower_limit else ""
-    figures = f"{time(total.parallel)} without limit, at least {time(total.machine)} here"
-    return ["", f"{NAMES[rung]}, in parallel: {prefix}{figures}, {time(total.schedule)} scheduled"]
+    figures = f"{ns_text(total.parallel)} without limit, at least {ns_text(total.machine)} here"
+    return ["", f"{NAMES[rung]}, in parallel: {prefix}{figures}, {ns_text(total.schedule)} scheduled"]
 
 
 def _coverage(bound: Bound) -> list[str]:
@@ -159,7 +146,11 @@ def _coverage(bound: Bound) -> list[str]:
         planned, unplanned = len(join.unmatched_nodes), len(join.unmatched_calls)
         lines.append(f"trace     {rules}; only in the graph {planned}, only in the trace {unplanned}")
     if bound.ratio is not None:
-        faster = f"at most {1 / bound.ratio:.2f} times as fast" if bound.ratio < 1 else "the step is below its bound"
+        faster = (
+            f"at most {1 / bound.ratio:.2f} times as fast with these calls"
+            if bound.ratio < 1
+            else "the step is faster than its calls alone"
+        )
         lines.append(f"best / measured {bound.ratio:.3f}: {faster}")
     if bound.below_ceiling:
         lines.append(
@@ -185,8 +176,8 @@ def _layers(bound: Bound) -> list[str]:
     lines = ["", f"{'layer':18} {'largest difference':28}{heads}"]
     for layer in largest:
         name, ns = layer.differences[0]
-        cells = "".join(f"{time(layer.ns.get(rung)):>8}" for rung in rungs)
-        lines.append(f"{_short(plain(layer.name), 18):18} {time(ns):>8} {name:19}{cells}")
+        cells = "".join(f"{ns_text(layer.ns.get(rung)):>8}" for rung in rungs)
+        lines.append(f"{_short(plain(layer.name), 18):18} {ns_text(ns):>8} {name:19}{cells}")
     return lines
 
 
@@ -200,14 +191,14 @@ def _holes(bound: Bound) -> list[str]:
     timed = _has_figures(bound, Rung.AS_RUN)
     lines = ["", f"{'not timed' if timed else 'without a ceiling'}: {sum(hole.calls for hole in bound.holes):,} calls"]
     for hole in bound.holes[:MOST_HOLES]:
-        estimate = "" if hole.expected_ns is None else f"  about {time(hole.expected_ns)}"
-        lines.append(_cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{estimate}"))
+        estimate = "" if hole.expected_ns is None else f"  about {ns_text(hole.expected_ns)}"
+        lines.append(cut(f"  {hole.calls:5} {plain(hole.op)}: {plain(hole.reason)}{estimate}", 79))
     remaining = len(bound.holes) - MOST_HOLES
     return [*lines, *([f"        {remaining} more operators"] if remaining > 0 else [])]
 
 
 def _problems(bound: Bound) -> list[str]:
-    shown = [_cut(plain(problem), 158) for problem in bound.problems[:MOST_PROBLEMS]]
+    shown = [cut(plain(problem), 158) for problem in bound.problems[:MOST_PROBLEMS]]
     remaining = len(bound.problems) - len(shown)
     return ["", *shown, *([f"{remaining} more in --format json"] if remaining > 0 else [])] if shown else []
 
@@ -256,10 +247,6 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else "…" + name[len(name) - most + 1 :]
 
 
-def _cut(line: str, most: int = 79) -> str:
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
 def as_json(bound: Bound) -> dict[str, Any]:
     """Return a bound as plain values, the output of `xsp bound --format json`."""
     return {
@@ -270,6 +257,7 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "computing": sum(bound.is_computing),
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
+        "scope": bound.scope,
         "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
         "differences": [
             {

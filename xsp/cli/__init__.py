@@ -49,7 +49,7 @@ EXAMPLES = """examples:
   xsp advise runs/demo                              what to change, best first
   xsp graph torchvision:resnet50                    operators and measures
   xsp bench torchvision:resnet50 --budget 60s       time each distinct call
-  xsp bound torchvision:resnet50 --fill 60s         least time of a step
+  xsp bound torchvision:resnet50 --fill 60s         least time, call by call
   xsp predict runs/train --ranks 8 --link nvlink4   a step on several ranks
   xsp share serve                                   one copy of weights
   xsp evaluate run resnet18.yaml                    evaluate a manifest

@@ -141,7 +141,7 @@ def _print(args: argparse.Namespace, context: AdviceContext, result: AdviceRepor
     if context.trace is not None and not args.only:
         screen = firstscreen.first_screen(context.trace, args.source, ())
         progress.echo(firstscreen.text(screen, Console().width, commands=False) + "\n")
-    progress.echo(text.page(result, args.limit, history), flush=True)
+    progress.echo(text.page(result, args.limit, history, bool(args.only)), flush=True)
 
 
 def _check_trials(args: argparse.Namespace) -> None:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
+from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bench.spec import Spec
@@ -149,8 +150,8 @@ def budget(text: str) -> float:
     Raises:
         UsageError: the text is not a time above 0.
     """
-    seconds = options.duration(text)
-    if seconds is None:
+    seconds = parse_seconds(text)
+    if not seconds:
         raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
     return seconds
 
@@ -247,8 +248,16 @@ def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
     summary = args.source, timings, curves, None if args.list else time.monotonic() - start, missing, count
     if args.section is not None:
         sections.write(args.section, curvetext.SECTION[args.source], curvetext.section(args.source, timings, curves))
-    page = "\n".join([curvetext.page(*summary), *text.problems(timings)])
-    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refusals)})
+    lacks: list[str] = []
+    if args.source == "collectives" and args.families is None:
+        from xsp.predict import measured
+
+        thread_counts = (1,) if args.threads is None else _numbers("--threads", args.threads)
+        ranks = _numbers("--ranks", args.ranks or "2,3,4")
+        lacks = [sentence for count in thread_counts for sentence in measured.missing(curves, ranks, count)]
+    hint = ["run it again with a longer --budget, or fewer --ranks"] if lacks else []
+    page = "\n".join([curvetext.page(*summary), *text.problems(timings), *lacks, *hint])
+    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refusals), "predict_lacks": lacks})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Estimate the least time of a step on this machine, and explain why the measured step takes longer.
+"""Estimate the least time of a step call by call, with PyTorch's own kernels, and explain the rest of its time.
 
 The result is a ladder of estimates: the peak rates of the machine, the sum of each call's time in isolation, and the
 measured step. Each difference has a name, such as choice of algorithm or framework. Timings are those of `xsp bench`;
@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
+from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bound import Bound
 
-SUMMARY = "estimate the least time of a step, and explain the rest"
+SUMMARY = "estimate the least time of a step call by call, and explain the rest"
 
 FORMATS = ("table", "json")
 
@@ -43,8 +44,8 @@ SEQUENCE = 128
 
 def seconds(text: str) -> float:
     """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    value = options.duration(text)
-    if value is None:
+    value = parse_seconds(text)
+    if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
     return value
 

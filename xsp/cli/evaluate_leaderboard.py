@@ -1,17 +1,21 @@
 """Show the results of a task in order, the best first.
 
-There is a row per manifest, batch size, software and machine.
+There is a row per manifest, batch size, software and machine. Below are conclusions: the Pareto front of throughput,
+latency and accuracy, the batch size from which doubling no longer pays, rank correlations of accuracy, and with
+--prices what a million inputs cost at full load.
 
 examples:
   xsp evaluate leaderboard --task image-classification
   xsp evaluate leaderboard --by p99_ms
-  xsp evaluate leaderboard --by rate            results of max-rate scenarios
+  xsp evaluate leaderboard --by rate             results of max-rate scenarios
+  xsp evaluate leaderboard --prices prices.csv   cost of a million inputs
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 
 from xsp.cli import evaluate_run, options, progress
 
@@ -30,6 +34,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="figure to order by; rate: the highest rate within a limit; top1: accuracy (default: inputs_per_s)",
     )
     parser.add_argument("--rows", type=options.positive_int, default=40, metavar="N", help="rows to show (default: 40)")
+    parser.add_argument(
+        "--prices",
+        metavar="FILE",
+        help="CSV with the columns machine (as in the table), per_hour, currency, date (YYYY-MM-DD), source",
+    )
     evaluate_run.add_store_option(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
 
@@ -37,7 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the leaderboard."""
     from xsp.evaluate import standings, tables
+    from xsp.evaluate.quality import choices
 
+    prices = choices.prices(args.prices) if args.prices is not None else ()
     results = evaluate_run.read_results(args.store)
     rows = standings.leaderboard(results, args.task, args.by)
     if args.format == "json":
@@ -47,4 +58,7 @@ def run(args: argparse.Namespace) -> int:
         progress.echo(f"no results{scope} in {args.store}; make some with `xsp evaluate run MANIFEST`")
     else:
         progress.echo(tables.standing(rows, args.rows, args.by))
+        for line in standings.conclusions(rows[: args.rows], prices):
+            for part in textwrap.wrap(line, tables.WIDTH, subsequent_indent="  "):
+                progress.echo(part)
     return 0

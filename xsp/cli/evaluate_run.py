@@ -80,11 +80,18 @@ def add_label_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_store_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every command that reads or writes results."""
+def add_store_option(parser: argparse.ArgumentParser, former_name: str | None = None) -> None:
+    """Add the option of every command that reads or writes results.
+
+    Args:
+        parser: parser of the command.
+        former_name: an earlier name of the option, which is still read and not listed.
+    """
     parser.add_argument(
         "--store", type=Path, default=STORE, metavar="DIR", help="folder of results (default: evaluations)"
     )
+    if former_name is not None:
+        parser.add_argument(former_name, dest="store", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def read_results(store: Path) -> list[Result]:

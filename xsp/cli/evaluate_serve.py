@@ -6,7 +6,7 @@ read. /api/openapi.json describes the REST interface.
 
 examples:
   xsp evaluate serve
-  xsp evaluate serve --folder results --port 9000
+  xsp evaluate serve --store results --port 9000
   xsp evaluate serve --ray auto            agents of a Ray cluster run evaluations too
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from pathlib import Path
 
 from xsp.cli import evaluate_run, progress
 from xsp.errors import UsageError
@@ -25,13 +24,7 @@ SUMMARY = "show evaluations in a browser, and over REST"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=evaluate_run.STORE,
-        metavar="DIR",
-        help="folder of results (default: evaluations)",
-    )
+    evaluate_run.add_store_option(parser, "--folder")
     parser.add_argument("--port", type=int, default=8610, metavar="N", help="port to listen on; 0: any (default: 8610)")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS",
@@ -45,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from xsp.evaluate import transports
     from xsp.evaluate.web import app
 
-    if args.folder.exists() and not args.folder.is_dir():
-        raise UsageError(f"--folder {args.folder}: this is a file; name the folder of results")
+    if args.store.exists() and not args.store.is_dir():
+        raise UsageError(f"--store {args.store}: this is a file; name the folder of results")
     agents = [
         transports.SubprocessAgent(),
         *(evaluate_run.find_cluster_agents(args.ray) if args.ray is not None else []),
@@ -61,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     with listener:
         port = listener.getsockname()[1]
         host = f"[{args.host}]" if ":" in args.host else args.host
-        progress.echo(f"serving {args.folder} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
+        progress.echo(f"serving {args.store} at http://{host}:{port}/; Ctrl-C ends it", flush=True)
         try:
-            app.server(args.folder, args.host, port, agents).run(sockets=[listener])
+            app.server(args.store, args.host, port, agents).run(sockets=[listener])
         except KeyboardInterrupt:
             return 0
     return 0

@@ -100,6 +100,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print calls that could be removed or replaced, and the measures before and after",
     )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        metavar="N",
+        help="levels of modules in the table of modules (default 2; 0: no table)",
+    )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
 
 
@@ -111,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give one SOURCE, or --all SOURCES --out DIR")
     if args.all is not None:
         return _corpus(args)
+    if args.depth < 0:
+        raise UsageError(f"--depth {args.depth}: give a number of levels, 0 or more")
     if args.out is not None:
         raise UsageError("--out is for --all; use --save FILE for a single graph")
     if os.path.isfile(Path(args.source) / corpus.FILE):  # the source may be too long for a path
@@ -151,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from xsp.graph import text
 
-        progress.echo(text.page(graph))
+        progress.echo(text.page(graph, args.depth))
     return 0
 
 
@@ -236,7 +245,7 @@ def _corpus(args: argparse.Namespace) -> int:
 
 def _single_graph_options(args: argparse.Namespace) -> list[str]:
     """Return the given options that apply only to a single graph and whose default is not None."""
-    defaults = {"by": "capture", "sequence": 128, "rewrite": False}
+    defaults = {"by": "capture", "sequence": 128, "rewrite": False, "depth": 2}
     return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -299,16 +298,6 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return int(text)
-
-
-_SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def duration(text: str) -> float | None:
-    """Return the seconds in `60s`, `2m` or `90`; None if the text is not a duration above 0."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    seconds = float(match[1]) * _SECONDS_BY_UNIT.get(match[2], 0.0) if match is not None else 0.0
-    return seconds if seconds > 0 else None
 
 
 def find_analysis(name: str) -> Analysis | None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
+from xsp.texts import parse_bytes
 
 if TYPE_CHECKING:
     from xsp.predict.recorded import RecordedStep
@@ -50,7 +51,6 @@ ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doub
 
 MOST_NUMBERS = 32
 
-_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
 """Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
 
@@ -68,10 +68,10 @@ def ranks(text: str) -> tuple[int, ...]:
 
 def size(text: str) -> int:
     """Return bytes: 25MiB, 100MB, 4096."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _BYTES or not 0 < float(match[1]) * _BYTES[match[2]] < 1 << 62:
+    nbytes = parse_bytes(text)
+    if nbytes is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0, such as 25MiB")
-    return max(1, round(float(match[1]) * _BYTES[match[2]]))
+    return nbytes
 
 
 class Bytes(int):
@@ -236,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
     machine = trace.run.machine
     step, job = _configure(args, original, machine)
     variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
-    what_ifs = [scaling.Change(name, *_configure(variant, original, machine)) for name, variant in variants]
+    what_ifs = [scaling.WhatIf(name, *_configure(variant, original, machine)) for name, variant in variants]
     prediction = scaling.of(step, job, args.ranks, original, what_ifs)
     text.save_section(prediction, args.run)
     if args.chakra is not None:

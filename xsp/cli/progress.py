@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from xsp.scrub import plain, plain_lines
 if TYPE_CHECKING:
     from xsp.launch.models import Progress
     from xsp.run import Run
+
+LINE_S = 10.0
+"""Seconds between two lines of progress in a file or a pipe."""
 
 FILE_WIDTH = 160
 """Width in characters of tables that are written to a file."""
@@ -46,7 +50,10 @@ def write(content: str) -> None:
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress]:
-    """Show a progress bar on stderr. It is drawn only between steps: it has no thread that would disturb them."""
+    """Show a progress bar on stderr, or a line every `LINE_S` if that is no terminal.
+
+    It is drawn only between steps: it has no thread that would disturb them.
+    """
     if quiet:
         from xsp.launch.models import show_no_progress
 
@@ -61,9 +68,14 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
     console = Console(stderr=True, force_terminal=None if is_terminal else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
+    printed_s = time.monotonic()
     with ExitStack() as stack:
 
         def show(label: str, completed: int, total: int) -> None:
+            nonlocal printed_s
+            if not is_terminal and time.monotonic() - printed_s > LINE_S:  # a bar is drawn once there, at its end
+                printed_s = time.monotonic()
+                warn(f"xsp: {label}: {completed:,} of {total:,}", flush=True)
             if not bar.task_ids:
                 stack.enter_context(bar)  # not earlier: a command that fails at once prints no bar
             label = plain(label)

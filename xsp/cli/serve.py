@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
 import socket
 import sys
@@ -24,9 +23,9 @@ from pathlib import Path
 
 from xsp.cli import progress
 from xsp.errors import UsageError
+from xsp.texts import parse_bytes
 
 SUMMARY = "receive spans over OpenTelemetry into run directories"
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +118,7 @@ def _size(text: str) -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    match = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text)
-    if match is None or not int(match[1]):
+    nbytes = parse_bytes(text)
+    if nbytes is None:
         raise UsageError(f"--max-body {text!r}: write 64MiB, 512KiB or a number of bytes")
-    return min(int(match[1]) * _UNITS[match[2]], 1 << 30)
+    return min(nbytes, 1 << 30)

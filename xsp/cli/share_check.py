@@ -22,6 +22,7 @@ import argparse
 import json
 from typing import Any
 
+from xsp import texts
 from xsp.cli import progress, share
 
 SUMMARY = "compare weights on devices with the store's; exit code 1 if any differ"
@@ -63,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _line(result: dict[str, Any]) -> str:
     """Return the line for the comparison of one object."""
-    from xsp.share import shelf
 
     pids = ", ".join(map(str, result["attached"])) or "nobody"
     verdict = "equal"
@@ -72,6 +72,6 @@ def _line(result: dict[str, Any]) -> str:
     elif result["corrupted"]:
         verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
     return (
-        f"  cuda:{result['device']['ordinal']}  {result['key'][:16]}  {shelf.size_text(result['nbytes']):>10}  "
+        f"  cuda:{result['device']['ordinal']}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
         f"attached: {pids}  {result['source']}: {verdict}"
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 
+from xsp import texts
 from xsp.cli import progress, share
 
 SUMMARY = "copy weights into the store"
@@ -28,14 +29,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy the files, one by one."""
     from xsp import clock
-    from xsp.share import client, shelf, weights
+    from xsp.share import client, weights
 
     for name in [shard for source in args.files for shard in weights.shards(source)]:
         start = clock.monotonic_ns()
         attachment = client.attach(name, args.dir)
         ms = (clock.monotonic_ns() - start) / 1e6
         state = "was there" if attachment.hit else "copied"
-        size = shelf.size_text(attachment.mapping.nbytes)
+        size = texts.size_text(attachment.mapping.nbytes)
         progress.echo(
             f"{name}: sha256:{attachment.key[:16]}, {size}, {len(attachment.tensors)} tensors, {state}, {ms:.1f} ms"
         )

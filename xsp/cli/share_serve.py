@@ -16,14 +16,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import re
 
+from xsp import processes, texts
 from xsp.cli import progress, share
 from xsp.errors import UsageError
 
 SUMMARY = "run the store, until Ctrl-C"
-
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from xsp.share import devicestore, shelf, store, wire
 
-    capacity = _available_bytes() // 2 if args.capacity is None else size(args.capacity)
+    capacity = (processes.free_memory_bytes() or 1 << 30) // 2 if args.capacity is None else size(args.capacity)
     device_capacity = None if args.device_capacity is None else size(args.device_capacity, "--device-capacity")
     if device_capacity is not None and not args.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     host_store = store.Store(wire.directory(args.dir), capacity, eviction)
     device_stores = devicestore.start_device_stores(host_store, args.device, device_capacity, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
-    message = f"xsp share: up to {shelf.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
+    message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
     host_store.serve_until_signal(lambda: progress.echo(message, flush=True))
     for ordinal, process in devicestore.wait_for_exit(device_stores):
         progress.warn(
@@ -82,17 +80,7 @@ def size(text: str, option: str = "--capacity") -> int:
     Raises:
         UsageError: the text is not a size.
     """
-    match = re.fullmatch(r"(\d+)(|KiB|MiB|GiB|TiB)", text)
-    if match is None or not int(match[1]):
+    nbytes = texts.parse_bytes(text)
+    if nbytes is None:
         raise UsageError(f"{option} {text!r}: write 8GiB, 512MiB or a number of bytes")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _available_bytes() -> int:
-    """Return the free memory in bytes; 1 GiB if the system does not report it."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            meminfo = dict(line.split(":", 1) for line in lines)
-        return int(meminfo["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return 1 << 30
+    return nbytes

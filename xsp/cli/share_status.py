@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from xsp import texts
 from xsp.cli import progress, share
 
 SUMMARY = "show what the store holds, and who is attached; reads no weights"
@@ -26,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status of the store."""
-    from xsp.share import client, devices, shelf
+    from xsp.share import client, devices
 
     status = client.status(args.dir)
     on_devices = devices.status(args.dir)
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         if "error" in store:
             progress.echo(f"{store['socket']}: {store['error']}")
             continue
-        used_text, capacity_text = shelf.size_text(store["held_bytes"]), shelf.size_text(store["capacity_bytes"])
-        copying = f", {shelf.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
+        used_text, capacity_text = texts.size_text(store["held_bytes"]), texts.size_text(store["capacity_bytes"])
+        copying = f", {texts.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
         prefix = f"cuda:{store['device']['ordinal']}, {store['device']['name']}: " if "device" in store else ""
         progress.echo(
             f"{prefix}process {store['pid']}: {used_text} of {capacity_text}{copying}; "
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             pids = ", ".join(map(str, entry["attached"])) or "nobody"
             corrupted = f"  corrupted ({entry['corrupted']})" if entry.get("corrupted") else ""
             progress.echo(
-                f"  {entry['key'][:16]}  {shelf.size_text(entry['nbytes']):>10}  {entry['tensors']:>5} tensors  "
+                f"  {entry['key'][:16]}  {texts.size_text(entry['nbytes']):>10}  {entry['tensors']:>5} tensors  "
                 f"{entry['hits']:>5} hits  attached: {pids}  {entry['source']}{corrupted}"
             )
     if not status["objects"]:

@@ -150,7 +150,7 @@ Align = Callable[[Sequence[Series], Sequence[Series]], list[Pair]]
 
 
 @dataclass
-class _Row:
+class _SideRow:
     """A row over the runs of a side."""
 
     series: Series
@@ -176,7 +176,7 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
     Raises:
         AnalysisError: rows are aligned by structure, and a run has nothing in common with the runs before it.
     """
-    rows: list[_Row] = []
+    rows: list[_SideRow] = []
     count = 0
     for run in filter(None, runs):
         size_before, rows = len(rows), _merge_run(rows, run, align)
@@ -199,12 +199,12 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
     ]
 
 
-def _merge_run(rows: list[_Row], run: list[Series], align: Align) -> list[_Row]:
+def _merge_run(rows: list[_SideRow], run: list[Series], align: Align) -> list[_SideRow]:
     """Return the rows with the figures of a further run, in its order."""
     rows_by_id = {id(row.series): row for row in rows}
     merged = []
     for pair in align([row.series for row in rows], run):
-        row = rows_by_id[id(pair.a)] if pair.a is not None else _Row(pair.b) if pair.b is not None else None
+        row = rows_by_id[id(pair.a)] if pair.a is not None else _SideRow(pair.b) if pair.b is not None else None
         assert row is not None
         if pair.b is not None:
             row.add(pair.b)

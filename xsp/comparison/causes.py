@@ -9,6 +9,7 @@ from xsp.analyses.phases import BETWEEN, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
 from xsp.correlate.columns import WINDOW
+from xsp.texts import ms_text
 
 MIN_PART_SHARE = 0.25
 """Minimum change of a part, as a share of the change of the whole, for the part to be named."""
@@ -83,7 +84,7 @@ def sentence(changes: Sequence[Part], change_ms: float) -> str:
 
 def more_or_less(change_ms: float) -> str:
     """Return a change in words, such as `3.2 ms less`."""
-    return f"{ms(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
+    return f"{ms_text(abs(change_ms))} {'more' if change_ms > 0 else 'less'}"
 
 
 CHANGED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
@@ -193,16 +194,9 @@ def _change_text(part: Part, unit: str) -> str:
 
 def both_ms(a: float, b: float) -> str:
     """Return the times of both sides; the unit appears once if both have the same."""
-    text_a, text_b = ms(a), ms(b)
-    if text_a.split()[1] == text_b.split()[1] or not a:
-        text_a = text_a.split()[0]
-    return f"{text_a} → {text_b}"
-
-
-def ms(value: float) -> str:
-    """Return milliseconds with three digits, or seconds or microseconds."""
-    if abs(value) >= 10_000:
-        return f"{value / 1000:.3g} s"
-    if 0 < abs(value) < 0.1:
-        return f"{1000 * value:.3g} µs"
-    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+    (value_a, unit_a), (value_b, unit_b) = ms_text(a).split(), ms_text(b).split()
+    if not b:
+        unit_b = unit_a
+    if not a or unit_a == unit_b:
+        return f"{value_a} → {value_b} {unit_b}"
+    return f"{value_a} {unit_a} → {value_b} {unit_b}"

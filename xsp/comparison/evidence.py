@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xsp import summary
-from xsp.comparison.significance import p_value, quantile, rank_test
+from xsp import stats
 from xsp.errors import UsageError
 
 ALPHA = 0.05
@@ -95,7 +94,7 @@ class Repeats:
 
     def figure(self, values: Sequence[float]) -> float:
         """Return the figure of a side."""
-        return summary.trimmed_mean(values) if self.unit == "step" else _trimmed(values)
+        return stats.trimmed_mean(values) if self.unit == "step" else _trimmed(values)
 
     def evidence(self, a: Sequence[float], b: Sequence[float]) -> Evidence:
         """Compare two sets of times.
@@ -169,7 +168,7 @@ def in_turns(max_turns: int, level: float) -> Repeats:
 
 def _compare_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
     """Compare the steps of two runs by both tests."""
-    means = summary.trimmed_mean(a), summary.trimmed_mean(b)
+    means = stats.trimmed_mean(a), stats.trimmed_mean(b)
     if min(len(a), len(b)) < STEPS.min_count:
         return Evidence(*means, None, None, None, None)
     result = _test_both(a, b, *means)
@@ -183,10 +182,10 @@ def _test_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: fl
     rank test does, but its p is limited by the number of values. Each has its share of the level, see `RANK_SHARE`, so
     both intervals are wider accordingly. With too few values for ranks, and with many, only Yuen's test is made.
     """
-    rank_result = rank_test(a, b, ALPHA * RANK_SHARE) if min(len(a), len(b)) < summary.MIN_NORMAL_VALUES else None
+    rank_result = stats.rank_test(a, b, ALPHA * RANK_SHARE) if min(len(a), len(b)) < stats.MIN_NORMAL_VALUES else None
     share = 1 - RANK_SHARE if rank_result is not None else 1.0
-    error, freedom = _error(a, b)
-    shift, margin = _trimmed(b) - _trimmed(a), error * quantile(1 - ALPHA * share / 2, freedom)
+    error, freedom = stats.yuen_error(a, b)
+    shift, margin = _trimmed(b) - _trimmed(a), error * stats.student(1 - ALPHA * share / 2, freedom)
     low, high, p, test = shift - margin, shift + margin, min(1.0, _p(shift, error, freedom) / share), BY_YUEN
     detectable = _detectable(error, freedom, ALPHA * share)
     if rank_result is not None:
@@ -232,14 +231,14 @@ def _test_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence
     """Compare one figure per run by Yuen's test alone; None for interval and p with one run per side."""
     if max(len(a), len(b)) < RUNS.min_count:
         return Evidence(_trimmed(a), _trimmed(b), None, None, None, None)
-    error, freedom = _error(a, b)
+    error, freedom = stats.yuen_error(a, b)
     return _student_evidence(a, b, _trimmed(b) - _trimmed(a), error, freedom, level)
 
 
 def _test_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
     """Compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns."""
     differences = [time_b - time_a for time_a, time_b in zip(a, b, strict=True)]
-    square, freedom, _ = _squared_error(differences)
+    square, freedom, _ = stats.squared_error(differences)
     result = _student_evidence(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
     assert result.low is not None
     assert result.high is not None
@@ -251,42 +250,22 @@ def _student_evidence(
     a: Sequence[float], b: Sequence[float], shift: float, error: float, freedom: float, level: float
 ) -> Evidence:
     """Return the evidence of Student's t for a shift, with the figures of both sides."""
-    means, margin = (_trimmed(a), _trimmed(b)), error * quantile(1 - level / 2, freedom)
+    means, margin = (_trimmed(a), _trimmed(b)), error * stats.student(1 - level / 2, freedom)
     detectable = max(_detectable(error, freedom, level), NEGLIGIBLE * means[0])
     return Evidence(*means, shift - margin, shift + margin, _p(shift, error, freedom), detectable, BY_YUEN)
 
 
 def _p(change: float, error: float, freedom: float) -> float:
-    return p_value(change / error, freedom) if error else float(change == 0)
+    return stats.p_value(change / error, freedom) if error else float(change == 0)
 
 
 def _detectable(error: float, freedom: float, level: float) -> float:
-    return error * (quantile(1 - level / 2, freedom) + quantile(POWER, freedom))
+    return error * (stats.student(1 - level / 2, freedom) + stats.student(POWER, freedom))
 
 
 def _trimmed(values: Sequence[float]) -> float:
-    """Return the trimmed mean that the standard error belongs to. It follows the definition also for three values, for
-    which `summary.trimmed_mean` returns the median."""
-    drop = math.floor(summary.TRIM * len(values))
-    return statistics.fmean(sorted(values)[drop : len(values) - drop])
-
-
-def _error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Return Yuen's standard error of the difference of two trimmed means, and its degrees of freedom."""
-    if 1 in (len(a), len(b)):  # the variance of a single value is unknown: assume that of the other side
-        square, share, inner = _squared_error(a if len(a) > 1 else b)
-        return math.sqrt(square * (1 + inner)), share
-    (var_a, share_a, _), (var_b, share_b, _) = _squared_error(a), _squared_error(b)
-    denominator = var_a * var_a / share_a + var_b * var_b / share_b
-    return math.sqrt(var_a + var_b), (var_a + var_b) ** 2 / denominator if denominator else float(share_a + share_b)
-
-
-def _squared_error(values: Sequence[float]) -> tuple[float, int, int]:
-    """Return the squared standard error of a trimmed mean, its degrees of freedom, and the number of values in it."""
-    ordered, drop = sorted(values), math.floor(summary.TRIM * len(values))
-    low, high, inner = ordered[drop], ordered[-1 - drop], len(ordered) - 2 * drop
-    winsorised = statistics.variance([min(max(value, low), high) for value in ordered])
-    return (len(ordered) - 1) * winsorised / (inner * (inner - 1)), inner - 1, inner
+    """Return the trimmed mean that the standard error belongs to, which has no edge case for three values."""
+    return stats.trimmed_mean(values, median_of_three=False)
 
 
 # --- sequential --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from xsp.comparison.series import Series
 from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column
 from xsp.store.trace import Trace
+from xsp.texts import percent_of
 
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
@@ -247,10 +248,10 @@ def _common_row(
         change_ms=result.change / 1e6,
         low_ms=_scaled(result.low, 1e6),
         high_ms=_scaled(result.high, 1e6),
-        change_percent=_percent(result.change, result.a),
-        low_percent=_percent(result.low, result.a),
-        high_percent=_percent(result.high, result.a),
-        detectable_percent=_percent(result.detectable, result.a),
+        change_percent=percent_of(result.change, result.a),
+        low_percent=percent_of(result.low, result.a),
+        high_percent=percent_of(result.high, result.a),
+        detectable_percent=percent_of(result.detectable, result.a),
         p_adjusted=p,
         test=result.test,
         a_steps=_steps(a),
@@ -310,10 +311,6 @@ def _change_text(a: str | None, b: str | None) -> str | None:
 
 def _scaled(value: float | None, divisor: float) -> float | None:
     return None if value is None else value / divisor
-
-
-def _percent(value: float | None, total: float) -> float | None:
-    return None if value is None or not total else 100 * value / total
 
 
 def _size_verdict(a: float | None, b: float | None) -> str:

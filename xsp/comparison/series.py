@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.schema import Kind, Level
 from xsp.store.devicework import prepare
 from xsp.store.figures import own_rung
@@ -41,7 +41,7 @@ class Series(NamedTuple):
 
 def figure(series: Series) -> float:
     """Return the figure of a run for a row, in nanoseconds: the trimmed mean of its steps."""
-    return summary.trimmed_mean(series.values)
+    return stats.trimmed_mean(series.values)
 
 
 MIN_STEPS = 3
@@ -56,7 +56,7 @@ class Bare(NamedTuple):
     """Iterations of the program's loop: each step with the time since the step before it."""
 
 
-class Steps(NamedTuple):
+class RunSteps(NamedTuple):
     """The steps of a run: bare steps, and steps that were recorded at the rung of the model."""
 
     steady: Bare | None
@@ -66,13 +66,13 @@ class Steps(NamedTuple):
     recorded: Series | None
 
 
-def steps(trace: Trace) -> Steps:
+def steps(trace: Trace) -> RunSteps:
     """Return the steps of a run that are of the same kind as its figures."""
     rows = _calls(trace, f"kind = '{Kind.STEP}'")
     recorded = rows[0]._replace(key="step") if rows else None
     kind_condition = "true" if (kind := getattr(trace, "kind", None)) is None else f"kind = {int(kind)}"
     if not trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall():
-        return Steps(None, None, recorded)
+        return RunSteps(None, None, recorded)
     bare_rows = trace.con.execute(
         f"""
         WITH {NEARNESS}
@@ -82,13 +82,13 @@ def steps(trace: Trace) -> Steps:
         """
     ).fetchall()
     name = recorded.name if recorded is not None else "step"
-    return Steps(_bare(name, [row for row in bare_rows if row[3]]), _bare(name, bare_rows), recorded)
+    return RunSteps(_bare(name, [row for row in bare_rows if row[3]]), _bare(name, bare_rows), recorded)
 
 
 def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> Bare | None:
     """Return bare steps as rows of a comparison; None if there are too few.
 
-    Rows of the loop that represent several steps weigh as much as these, see `summary.of_equal_weight`.
+    Rows of the loop that represent several steps weigh as much as these, see `stats.of_equal_weight`.
     """
     step_times = [(dur_ns, steps) for dur_ns, _, steps, _ in rows]
     iteration_times = [(ns, steps) for _, ns, steps, _ in rows if ns is not None]
@@ -99,11 +99,11 @@ def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> B
 
 def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
     steps = [count for _, count in rows]
-    values = summary.of_equal_weight([ns for ns, _ in rows], steps)
+    values = stats.of_equal_weight([ns for ns, _ in rows], steps)
     return Series(key, name, None, values, 1, covered=sum(steps))
 
 
-def best_common_steps(runs: Sequence[Steps]) -> tuple[list[list[Series]], list[list[Series]]]:
+def best_common_steps(runs: Sequence[RunSteps]) -> tuple[list[list[Series]], list[list[Series]]]:
     """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.

@@ -20,7 +20,7 @@ from xsp.comparison.commands import Program
 from xsp.comparison.comparable import have_same_work
 from xsp.comparison.evidence import TurnResult
 from xsp.comparison.revisions import WorkTree
-from xsp.comparison.series import Steps
+from xsp.comparison.series import RunSteps
 from xsp.errors import AnalysisError, ProgramError, RunError
 from xsp.store.trace import Trace
 
@@ -85,8 +85,8 @@ def run_turns(
         AnalysisError: the two do different work, or one of them ran no step.
     """
     repeats = evidence.turn_repeats(turns.max_turns)
-    a: list[Steps] = []
-    b: list[Steps] = []
+    a: list[RunSteps] = []
+    b: list[RunSteps] = []
     first_traces: dict[str, Trace] = {}
     draw = random.Random(seed)
     with rundir.runs_directory(turns.out, overwrite) as out, _sigterm_as_interrupt():
@@ -183,7 +183,7 @@ def _load(path: Path, side: Side, reference: Trace | None, kind: int | str | Non
         raise AnalysisError(f"{side.program.text!r} left no run to compare: {error}; {_end_of(log)}") from None
 
 
-def _steps(trace: Trace, side: Side) -> Steps:
+def _steps(trace: Trace, side: Side) -> RunSteps:
     steps = series.steps(trace)
     if steps.recorded is None:
         raise AnalysisError(f"{side.program.text!r} left a run without a timed step: run more steps")

@@ -27,7 +27,7 @@ from xsp.correlate.arrays import (
     outer_first,
 )
 from xsp.correlate.figures import FIGURES
-from xsp.correlate.inherited import Steps, inherit
+from xsp.correlate.inherited import StepTimes, inherit
 from xsp.importers.contract import RAW_COLUMNS, SourceInfo
 from xsp.schema import COLUMNS, MAX_NESTING, Grade, Kind, Level
 
@@ -100,7 +100,7 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
     spans = spans.take(outer_first(spans, tolerance))
     root = int(np.flatnonzero(spans.number == window)[0]) if window is not None else -1
     tree = parents.find(spans, tolerance, root)
-    derived = inherit(spans, tree, codes, Steps(_fill_masked(steps["start_ns"]), _fill_masked(steps["end_ns"])))
+    derived = inherit(spans, tree, codes, StepTimes(_fill_masked(steps["start_ns"]), _fill_masked(steps["end_ns"])))
     _create_derived(
         con,
         {

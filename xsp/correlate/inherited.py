@@ -24,7 +24,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _WEAK = np.array([rule in WEAK_RULES for rule in RULES])
 
 
-class Steps(NamedTuple):
+class StepTimes(NamedTuple):
     """The steps of a trace, in the order of their starts, in nanoseconds."""
 
     starts: Array
@@ -83,7 +83,7 @@ class _Depths(NamedTuple):
         return cls(np.argsort(narrow, kind="stable"), [0, *np.cumsum(counts).tolist()])
 
 
-def inherit(spans: Spans, parents: Parents, codes: Array, steps: Steps | None = None) -> Inherited:
+def inherit(spans: Spans, parents: Parents, codes: Array, steps: StepTimes | None = None) -> Inherited:
     """Return the values that spans derive from their ancestors and descendants.
 
     Args:

@@ -3,17 +3,19 @@
 Convention: a multiply-add is two operations; matrix products, convolutions and attention are counted,
 element-wise work, reductions and normalisation are not (as in fvcore and torch.utils.flop_counter). Dense
 work is counted even if masks make parts of it superfluous. Operations on 8-bit and 4-bit numbers count like those on
-any other type.
+any other type. A product of complex numbers counts as the four real products that it takes; a convolution of complex
+images as three, since PyTorch computes it by three real convolutions. Fourier transforms count none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from xsp.cost.inputs import INT64_LIMIT, PACKED, Shape, convolution_output, is_true, per_dimension, shapes_of
+from xsp.cost.inputs import INT64_LIMIT, PACKED, Shape, broadcast, convolution_output, is_true, per_dimension, shapes_of
 
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
 
@@ -48,7 +50,18 @@ def flops(
         count = _evaluate(lambda *_: BY_RESULT[short_name](inputs, shapes_of([result])[0]), inputs, scalars)
     if count is not None and short_name in _PACKABLE and dtypes and dtypes[0] in PACKED:
         count *= 2
-    return count
+    return None if count is None else count * real_products(name, dtypes)
+
+
+def real_products(name: str, dtypes: Sequence[str]) -> int:
+    """Return the number of real products for each product of an operator on inputs of these types."""
+    if not any("complex" in dtype for dtype in dtypes if isinstance(dtype, str)):
+        return 1
+    return 3 if _COMPLEX_CONVOLUTION.match(name) else 4
+
+
+_COMPLEX_CONVOLUTION = re.compile(r"aten::conv(_transpose)?[123]d$")
+"""Operators that call three real convolutions if their image is complex."""
 
 
 def _evaluate(formula: Formula, shapes: Sequence[Shape], scalars: Sequence[Any]) -> int | None:
@@ -105,8 +118,25 @@ def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
 def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
     """Count query times key, then weights times value: (batch, heads, length, width) each."""
     query, key, value = shapes[offset : offset + 3]
-    batch, heads, length, width = query
-    return 2 * batch * heads * length * key[2] * (width + value[3])
+    if not len(query) == len(key) == len(value) == 4:
+        raise ValueError("not batches of heads")
+    return attention(query, key, value)
+
+
+def attention(query: Shape, key: Shape, value: Shape) -> int:
+    """Return the operations of query times key, and of weights times value, with any number of batch dimensions.
+
+    Batch dimensions of length 1 are broadcast. The heads of keys and values may be shared by several heads of the
+    query.
+    """
+
+    def batch(*shapes: Shape) -> int:
+        rank = max(map(len, shapes))
+        padded = [[1] * (rank - len(shape)) + list(shape[:-2]) for shape in shapes]
+        return prod(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
+
+    scores = query[-2] * key[-2]
+    return 2 * scores * (batch(query, key) * query[-1] + batch(query, key, value) * value[-1])
 
 
 def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
@@ -191,6 +221,38 @@ def _convolution_backward(shapes: Sequence[Shape], scalars: Sequence[Any]) -> in
     return forward * sum(bool(flag) for flag in requested[:2])
 
 
+def _time_convolution(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count a convolution of (time, batch, channels) with a kernel (width, channels, filters), padding at 3."""
+    (time, batch, _), (width, *_) = shapes[:2]
+    return 2 * (time + 2 * int(scalars[3]) - width + 1) * batch * prod(shapes[1])
+
+
+def _deformable_convolution(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
+    """Count a deformable convolution of (image, weight, offsets), whose offsets have the size of the result."""
+    image, weight, offsets = shapes[offset : offset + 3]
+    return 2 * image[0] * prod(offsets[2:]) * prod(weight)
+
+
+def _recurrent_layer(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count a recurrent layer of (sequence, weights of the input, weights of the state)."""
+    return 2 * prod(shapes[0][:-1]) * (prod(shapes[1]) + prod(shapes[2]))
+
+
+def _euclidean(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count distances of rows, by a product of the rows with two more columns: their squares, and ones."""
+    left, right = shapes[:2]
+    return 2 * prod(broadcast(left[:-2], right[:-2])) * left[-2] * right[-2] * (left[-1] + 2)
+
+
+def _distances(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count distances of rows, which PyTorch computes by a product if they are Euclidean and there are many rows."""
+    left, right = shapes[:2]
+    exponent = float(scalars[2]) if len(scalars) > 2 and scalars[2] != "" else 2.0
+    mode = int(scalars[3]) if len(scalars) > 3 and scalars[3] not in ("", None) else 0
+    is_product = exponent == 2 and (mode == 1 or (mode == 0 and max(left[-2], right[-2]) > 25))
+    return _euclidean(shapes, scalars) if is_product else 0
+
+
 def _from_input(index: int, formula: Callable[..., int]) -> Formula:
     """Return a formula for operators whose relevant inputs begin at a later position."""
     return lambda shapes, scalars: formula(shapes, scalars, offset=index)
@@ -258,6 +320,14 @@ FORMULAS: dict[str, Formula] = {
     ),
     **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated(4, 5)),
     "slow_conv3d_forward": _undilated(4, 5),
+    "conv_tbc": _time_convolution,
+    "conv_tbc_backward": lambda shapes, scalars: 2 * 2 * prod(shapes[0]) * prod(shapes[2][:2]),
+    "torchvision::deform_conv2d": _deformable_convolution,
+    "torchvision::_deform_conv2d_backward": lambda shapes, scalars: 2 * _deformable_convolution(shapes, scalars, 1),
+    "mkldnn_rnn_layer": _recurrent_layer,
+    "mkldnn_rnn_layer_backward": lambda shapes, scalars: 2 * _recurrent_layer(shapes, scalars),
+    **dict.fromkeys(("cdist", "_cdist_forward"), _distances),
+    "_euclidean_dist": _euclidean,
     # backward: a single operator since 2021, before that one for each library
     "convolution_backward": _convolution_backward,
     "cudnn_convolution_backward": _requested_gradients(0, 1, 2, mask=10),
@@ -335,7 +405,7 @@ BY_RESULT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
 
 PRODUCTS = (
     r"mm([^a-z]|$)|conv|attention|[_:]linear(_|$)|:_?(bi|tri)linear$|matmul|gemm|dot|[_:](add)?mv_?$|einsum|lstm|gru|"
-    r"rnn|cdist|fft|kron|[_:](moe|experts?)(_|$)|[_:](multi_head|cholesky|lu|qr|geqrf|ormqr|svd|eigh?|inverse|inv|solve|"
+    r"rnn|cdist|[_:](moe|experts?)(_|$)|[_:](multi_head|cholesky|lu|qr|geqrf|ormqr|svd|eigh?|inverse|inv|solve|"
     r"triangular|lstsq|matrix|det|slogdet|pinv|householder)(_|$)"
 )
 """RE2 pattern of ATen's operators that may multiply matrices. All other ATen operators do none of the operations that

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from xsp.counters.reading import Row, Size
+from xsp.counters.reading import ReplayedKernel, Size
 
 Group = tuple[object, ...]
 LAYER = "xsp.layer#"
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
 class JoinResult(NamedTuple):
     """The result of joining a report."""
 
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ReplayedKernel]
     """Key of the kernel → row."""
 
     row_count: int
@@ -67,7 +67,7 @@ def layer_range(ordinal: int, name: str) -> str:
     return f"{LAYER}{ordinal}#{name}"
 
 
-def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> JoinResult:
+def join(kernels: Sequence[Kernel], rows: Sequence[ReplayedKernel]) -> JoinResult:
     """Match the rows of a report with kernels.
 
     Args:
@@ -78,12 +78,12 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> JoinResult:
     has_shape = _names_with_shape(kernels, rows)
     in_order = sorted(kernels, key=lambda kernel: kernel.order)
 
-    def shape_group(entry: Kernel | Row) -> Group:
+    def shape_group(entry: Kernel | ReplayedKernel) -> Group:
         name = function_name(entry.name)
         return name, *((entry.grid, entry.block) if has_shape[name] else (None, None))
 
-    def layer_group(entry: Kernel | Row) -> Group:
-        layer = _layer_of(entry) if isinstance(entry, Row) else entry.layer
+    def layer_group(entry: Kernel | ReplayedKernel) -> Group:
+        layer = _layer_of(entry) if isinstance(entry, ReplayedKernel) else entry.layer
         return layer if has_layers else None, *shape_group(entry)
 
     pairs = _match_groups(in_order, rows, layer_group)
@@ -97,11 +97,11 @@ def join(kernels: Sequence[Kernel], rows: Sequence[Row]) -> JoinResult:
 
 
 def _match_groups(
-    kernels: Iterable[Kernel], rows: Iterable[Row], group_of: Callable[[Kernel | Row], Group]
-) -> dict[str, Row]:
+    kernels: Iterable[Kernel], rows: Iterable[ReplayedKernel], group_of: Callable[[Kernel | ReplayedKernel], Group]
+) -> dict[str, ReplayedKernel]:
     """Pair the k-th kernel of a group with its k-th row, if the group has as many kernels as rows."""
     kernels_by_group: dict[Group, list[Kernel]] = defaultdict(list)
-    rows_by_group: dict[Group, list[Row]] = defaultdict(list)
+    rows_by_group: dict[Group, list[ReplayedKernel]] = defaultdict(list)
     for kernel in kernels:
         kernels_by_group[group_of(kernel)].append(kernel)
     for row in rows:
@@ -132,14 +132,14 @@ def function_name(name: str) -> str:
     return words[-1].rpartition("::")[2] if words else name
 
 
-def _layer_of(row: Row) -> str | None:
+def _layer_of(row: ReplayedKernel) -> str | None:
     return next((name for name in reversed(row.ranges) if name.startswith(LAYER)), None)
 
 
-def _names_with_shape(kernels: Iterable[Kernel], rows: Iterable[Row]) -> Mapping[str, bool]:
+def _names_with_shape(kernels: Iterable[Kernel], rows: Iterable[ReplayedKernel]) -> Mapping[str, bool]:
     """Return, for each name, whether grid and block of all its kernels are known on both sides."""
     has_shape: dict[str, bool] = defaultdict(lambda: True)
-    entries: list[Kernel | Row] = [*kernels, *rows]
+    entries: list[Kernel | ReplayedKernel] = [*kernels, *rows]
     for entry in entries:
         has_shape[function_name(entry.name)] &= entry.grid is not None and entry.block is not None
     return has_shape

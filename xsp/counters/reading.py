@@ -39,7 +39,7 @@ _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)s?")
 _HOWTO = "make it with: ncu --import REPORT --csv --page raw --print-units base > report.csv"
 
 
-class Row(NamedTuple):
+class ReplayedKernel(NamedTuple):
     """One replayed kernel."""
 
     name: str
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     """Values by the metric's name, in bytes, instructions, operations, percent."""
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[ReplayedKernel]:
     """Return the kernels of a report, in the order in which they were launched.
 
     Raises:
@@ -93,7 +93,7 @@ def _records(text: str, path: Path) -> Iterator[dict[str, str]]:
             yield {name: field.strip() for name, field in zip(header, fields, strict=True)}
 
 
-def _wide_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+def _wide_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[ReplayedKernel]:
     """Yield the rows of the page `raw`; the line with the units has no kernel name."""
     units: Mapping[str, str] = {}
     numbers = _Numbers((record[name] for record in records if record[_NAME] for name in _metric_columns(record)), path)
@@ -110,7 +110,7 @@ def _metric_columns(record: Mapping[str, str]) -> list[str]:
     return [name for name in record if name in metrics.NAMES]
 
 
-def _long_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row]:
+def _long_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[ReplayedKernel]:
     """Yield the rows of the page `details`, where successive lines with the same ID belong to one kernel."""
     name, unit, value = _LONG_COLUMNS
     numbers = _Numbers((record.get(value, "") for record in records if record.get(name) in metrics.NAMES), path)
@@ -123,9 +123,9 @@ def _long_rows(records: Sequence[Mapping[str, str]], path: Path) -> Iterator[Row
     yield from (_row(record, values) for record, values in kernels.values())
 
 
-def _row(record: Mapping[str, str], values: Mapping[str, float | None]) -> Row:
+def _row(record: Mapping[str, str], values: Mapping[str, float | None]) -> ReplayedKernel:
     capability = re.fullmatch(r"(\d+)\.(\d+)", record.get("CC", ""))
-    return Row(
+    return ReplayedKernel(
         name=record[_NAME],
         grid=_size(record.get("Grid Size", "")),
         block=_size(record.get("Block Size", "")),

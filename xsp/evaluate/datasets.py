@@ -56,6 +56,9 @@ class Samples:
     classes: tuple[str, ...] = ()
     """Names of the classes."""
 
+    notes: tuple[str, ...] = ()
+    """What the manifest asks for and the data set does not have, as sentences."""
+
     def __len__(self) -> int:
         return self.count
 
@@ -166,6 +169,10 @@ def _from_folder(dataset: Dataset, path: str, folder: Path, may_leave_folder: bo
     class_numbers = _class_numbers(files, root)
     if class_numbers:
         files = _interleaved(files)
+    shortage = () if len(files) >= dataset.samples else (
+        f"dataset.samples: {dataset.samples:,} are asked for, and {path!r} has {len(files):,} images: there are "
+        f"{len(files):,} samples, which requests use in turn",
+    )  # fmt: skip
     files = files[: dataset.samples]
     digest = hashlib.sha256()
     for file in sorted(files):
@@ -177,7 +184,7 @@ def _from_folder(dataset: Dataset, path: str, folder: Path, may_leave_folder: bo
     return Samples(
         len(files), True, lambda number: _file_bytes(files[number]), checksum,
         tuple(class_numbers[file.parent.name] for file in files) if class_numbers else (),
-        tuple(sorted(class_numbers, key=class_numbers.__getitem__)),
+        tuple(sorted(class_numbers, key=class_numbers.__getitem__)), shortage,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def of_part(
             for name, percentile in percentiles.items()
         },
         "trimmed_mean_ms": summary.trimmed_mean_ns / 1e6,
-        "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in tuple(interval)[:2]],
+        "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in interval.ends],
         "service_ms": summary.service_ns / 1e6,
         "inputs_per_s": summary.inputs_per_second,
         "utilisation": summary.utilisation,

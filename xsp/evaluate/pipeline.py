@@ -10,10 +10,11 @@ import inspect
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from xsp.errors import ManifestError, XspError, first_line, nearest
 from xsp.evaluate.manifest import Function, Manifest, Step
@@ -236,18 +237,26 @@ OUTPUT_STEPS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
-def preprocessor(steps: Sequence[Step]) -> Callable[[Any], Any]:
+def preprocessor(steps: Sequence[Step], place: str = "steps") -> Callable[[Any], Any]:
     """Return the function that applies all steps before the model to one sample.
+
+    Args:
+        steps: the steps, in their order.
+        place: where the list is in the manifest, for messages.
 
     Raises:
         ManifestError: a step or one of its options is unknown.
     """
-    return _chain([_step_function(step, INPUT_STEPS, "before") for step in steps])
+    return _chain([
+        _step_function(step, INPUT_STEPS, "before", f"{place}[{position}]") for position, step in enumerate(steps)
+    ])  # fmt: skip
 
 
-def postprocessor(steps: Sequence[Step]) -> Callable[[Any], Any]:
+def postprocessor(steps: Sequence[Step], place: str = "steps") -> Callable[[Any], Any]:
     """Return the function that applies all steps after the model to one sample's output."""
-    return _chain([_step_function(step, OUTPUT_STEPS, "after") for step in steps])
+    return _chain([
+        _step_function(step, OUTPUT_STEPS, "after", f"{place}[{position}]") for position, step in enumerate(steps)
+    ])  # fmt: skip
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -338,7 +347,10 @@ def _named_options(step: Step, names: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _step_function(step: Step, operations: dict[str, Callable[..., Array]], side: str) -> Callable[[Any], Any]:
+def _step_function(
+    step: Step, operations: dict[str, Callable[..., Array]], side: str, place: str = ""
+) -> Callable[[Any], Any]:
+    """Return the function of a step, with its options; errors of its calls begin with the place in the manifest."""
     function = operations.get(step.op)
     if function is None:
         raise ManifestError(f"there is no step {step.op!r} {side} the model{nearest(step.op, operations)}")
@@ -347,18 +359,41 @@ def _step_function(step: Step, operations: dict[str, Callable[..., Array]], side
     unknown = [name for name in options if name not in names]
     if unknown:
         raise ManifestError(f"{step.op} has no option {unknown[0]!r}{nearest(unknown[0], names)}")
+    options = {name: _option_value(step.op, function, name, value) for name, value in options.items()}
+    prefix = f"{place}: " if place else ""
 
     def apply_step(value: Any) -> Any:
         try:
             return function(value, **options)
-        except XspError:
-            raise
+        except XspError as error:
+            raise ManifestError(f"{prefix}{error}") from error
         except Exception as error:  # an input, or the value of an option, that it does not accept
             subject = f"an array of {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
             reason = first_line(error)[:120]
-            raise ManifestError(f"{step.op}: raises {type(error).__name__} on {subject} ({reason})") from error
+            raise ManifestError(f"{prefix}{step.op}: raises {type(error).__name__} on {subject} ({reason})") from error
 
     return apply_step
+
+
+def _option_value(op: str, function: Callable[..., Array], name: str, value: Any) -> Any:
+    """Return the value of an option, converted to the type that the operation takes.
+
+    Raises:
+        ManifestError: it cannot be converted.
+    """
+    try:
+        return TypeAdapter(get_type_hints(function)[name]).validate_python(value)
+    except ValidationError as error:
+        types = str(inspect.signature(function).parameters[name].annotation).split(" | ")
+        accepted = " or ".join(TYPE_WORDS[name] for name in types if name in TYPE_WORDS)
+        raise ManifestError(f"{op}: {name} is {value!r}; write {accepted}") from error
+
+
+TYPE_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false",
+    "Sequence[int]": "a list of whole numbers",
+}  # fmt: skip
+"""Types of options in words."""
 
 
 def _chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:

@@ -77,7 +77,7 @@ PITFALLS: Mapping[str, tuple[str, list[Any]]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Effect:
     """The effect of one difference."""
 
     name: str
@@ -97,7 +97,7 @@ class Row:
 
 def rows(
     source: str = "torchvision:squeezenet1_1", seed: int = 0, names: Sequence[str] = (), data: Path | None = None
-) -> list[Row]:
+) -> list[Effect]:
     """Return the effect of each difference on the answers of a model.
 
     Args:
@@ -215,14 +215,14 @@ def _readout(features: Array, classes: Array) -> Any:
     return lambda values: (values - centre) / spread @ weights
 
 
-def _row(name: str, reference: Array, features: Array, scorer: Any, classes: Array) -> Row:
+def _row(name: str, reference: Array, features: Array, scorer: Any, classes: Array) -> Effect:
     scores, baseline = scorer(features), scorer(reference)
     answers = scores.argmax(axis=1)
     try:
         js: float | None = divergence.js(divergence.softmax(baseline), divergence.softmax(scores))
     except (XspError, ValueError):
         js = None
-    return Row(
+    return Effect(
         name, PITFALLS[name][0], float((answers == classes).mean()), float((answers == baseline.argmax(axis=1)).mean()),
         float(np.linalg.norm(features - reference) / np.linalg.norm(reference)), js,
     )  # fmt: skip

@@ -6,10 +6,11 @@ separate steps and a bound. So latencies are those of unrecorded requests, and o
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,11 @@ class PreparedModel:
     """None if samples are already the model's inputs."""
 
     postprocess: Callable[[Any], Any] | None
+    functions: Mapping[str, userfunctions.UserFunction]
+    """Functions of the manifest in subprocesses, by side."""
+
+    open_ns: int
+    """Time that opening the model took."""
 
     def batch(self, start: int, count: int) -> Batch:
         """Return a batch of `count` samples, with the steps before the model applied."""
@@ -133,37 +139,25 @@ def evaluate(
         ManifestError: it cannot be run; nothing was written.
     """
     facts = replace(facts, trusts=options.trusted)
-    reasons = [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or _unmet_environment(
-        manifest
-    )
-    if reasons:
+    if reasons := objections(manifest, facts):
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with (
-        predictors.threads(manifest.software.threads),
         results.new_result(options.store, manifest.identity) as (staging, paths),
-        userfunctions.of(manifest, folder) as functions,
+        _opened(manifest, folder, options, progress) as prepared,
     ):
-        predictor = predictors.of(manifest, options.trusted)
-        predictors.check_files(manifest, folder, options.trusted)
-        progress("opening", 0, 1)
-        begin = time.perf_counter_ns()
-        handle = predictor.open(manifest, folder, options.levels)
-        open_ns = time.perf_counter_ns() - begin
-        try:
-            prepared = _prepare(manifest, folder, options, predictor, handle, functions)
-            measurements = _measure(manifest, folder, prepared, progress)
-            batch = prepared.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
-            extra_notes = extras.write(staging, manifest, folder, predictor, handle, batch, options, progress)
-            notes = [
-                *getattr(handle, "notes", ()),
-                *(note for function in functions.values() for note in function.notes()),
-                *_constant_notes(measurements.outputs),
-                *_search_notes(measurements.search_result),
-                *extra_notes,
-            ]
-        finally:
-            predictor.close(handle)
+        measurements = _measure(manifest, folder, prepared, progress)
+        batch = prepared.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
+        predictor, handle = prepared.predictor, prepared.handle
+        extra_notes = extras.write(staging, manifest, folder, predictor, handle, batch, options, progress)
+        notes = [
+            *getattr(handle, "notes", ()),
+            *(note for function in prepared.functions.values() for note in function.notes()),
+            *prepared.samples.notes,
+            *_constant_notes(measurements.outputs),
+            *_search_notes(measurements.search_result),
+            *extra_notes,
+        ]
         np.savez(staging / results.OUTPUTS, **measurements.outputs)  # type: ignore[arg-type]
         content = {
             "name": manifest.title,
@@ -173,7 +167,7 @@ def evaluate(
             "transport": transport,
             "agent": results.plain_facts(facts),
             **_measured_content(prepared, measurements),
-            "open_ms": open_ns / 1e6,
+            "open_ms": prepared.open_ns / 1e6,
             "parts": [
                 figures.of_part(manifest.scenario, batch_size, requests, measurements.search_result)
                 | {"processor_ms": measurements.processor_ms.get(batch_size)}
@@ -183,6 +177,71 @@ def evaluate(
         }
         results.write(staging, manifest, content, measurements.parts)
     return paths[0]
+
+
+def check(manifest: Manifest, folder: Path, options: Options, facts: Facts, progress: Progress) -> list[str]:
+    """Do everything that precedes the load of an evaluation, without storing anything.
+
+    That is: open the model and its functions, read the samples, apply the steps to each, and predict once for each of
+    the samples whose outputs would be kept, and once for each batch size.
+
+    Args:
+        manifest: what would be evaluated.
+        folder: base of relative paths in the manifest.
+        options: as for `evaluate`.
+        facts: facts of the agent in this process.
+        progress: see `Progress`.
+
+    Returns:
+        Notes on the samples, as sentences: what the manifest asks for and does not get.
+
+    Raises:
+        ManifestError: `evaluate` would refuse the manifest, with the reason.
+    """
+    if reasons := objections(manifest, replace(facts, trusts=options.trusted)):
+        raise ManifestError("; ".join(reasons))
+    with _opened(manifest, folder, options, progress) as prepared:
+        _outputs(prepared)
+        total = len(prepared.samples) if prepared.samples.labels else len(prepared.raw)
+        every_sample = replace(prepared, raw=prepared.samples)
+        for number in range(total):
+            progress("checking samples", number, total)
+            every_sample.batch(number, 1)
+        for size in manifest.scenario.sizes:
+            prepared.predict(prepared.batch(0, _inputs(manifest.scenario, size)))
+        return list(prepared.samples.notes)
+
+
+def objections(manifest: Manifest, facts: Facts) -> list[str]:
+    """Return why this process does not evaluate a manifest, as sentences, as far as that is known without opening it.
+
+    Args:
+        manifest: what would be evaluated.
+        facts: facts of the agent in this process.
+    """
+    return [*pipeline.problems(manifest), *agents.unmet_requirements(manifest, facts)] or [
+        *_unmet_environment(manifest), *_unusable_schedules(manifest.scenario),
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _opened(manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Iterator[PreparedModel]:
+    """Open the model, its functions and its samples; they are closed with the block.
+
+    Raises:
+        ManifestError: one of them cannot be opened.
+    """
+    with predictors.threads(manifest.software.threads), userfunctions.of(manifest, folder) as functions:
+        predictor = predictors.of(manifest, options.trusted)
+        predictors.check_files(manifest, folder, options.trusted)
+        progress("opening", 0, 1)
+        begin = time.perf_counter_ns()
+        handle = predictor.open(manifest, folder, options.levels)
+        open_ns = time.perf_counter_ns() - begin
+        try:
+            yield _prepare(manifest, folder, options, predictor, handle, functions, open_ns)
+        finally:
+            predictor.close(handle)
 
 
 @dataclass(frozen=True)
@@ -230,7 +289,7 @@ def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> d
 
 def _prepare(
     manifest: Manifest, folder: Path, options: Options, predictor: Predictor, handle: Any,
-    functions: Mapping[str, Callable[[Any], Any]],
+    functions: Mapping[str, userfunctions.UserFunction], open_ns: int,
 ) -> PreparedModel:  # fmt: skip
     model = manifest.model
     steps = model.inputs[0].steps if model.inputs else []
@@ -240,18 +299,20 @@ def _prepare(
             "model.inputs: steps need samples from files: dataset.source synthetic:images, "
             "synthetic:classes, synthetic:text or folder:path"
         )
-    preprocess = functions.get("preprocess")
+    preprocess: Callable[[Any], Any] | None = functions.get("preprocess")
     if samples.needs_steps and preprocess is None:
         if not steps:
             raise ManifestError(
                 f"model.inputs: samples of {manifest.dataset.source} need steps or a function model.preprocess "
                 "to become inputs of the model"
             )
-        preprocess = pipeline.preprocessor(steps)
+        preprocess = pipeline.preprocessor(steps, "model.inputs[0].steps")
     output_steps = model.outputs[0].steps if model.outputs else []
-    postprocess = functions.get("postprocess") or (pipeline.postprocessor(output_steps) if output_steps else None)
+    postprocess = functions.get("postprocess") or (
+        pipeline.postprocessor(output_steps, "model.outputs[0].steps") if output_steps else None
+    )
     raw = [samples[number] for number in range(min(len(samples), _most_samples(manifest)))]
-    return PreparedModel(predictor, handle, samples, raw, preprocess, postprocess)
+    return PreparedModel(predictor, handle, samples, raw, preprocess, postprocess, functions, open_ns)
 
 
 def _most_samples(manifest: Manifest) -> int:
@@ -427,6 +488,18 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         return builders[scenario.kind]()
     except UsageError as error:
         raise ManifestError(f"scenario: {error}") from error
+
+
+def _unusable_schedules(scenario: Scenario) -> list[str]:
+    """Return the reasons why a load has no schedule, as sentences; empty if it has one, or needs none."""
+    if scenario.kind in ("max-rate", "cold-start") or scenario.driver == "loadgen":
+        return []
+    try:
+        for size in scenario.sizes:
+            schedule(scenario, size)
+    except ManifestError as error:
+        return [str(error)]
+    return []
 
 
 def _measure_cold_starts(manifest: Manifest, folder: Path, prepared: PreparedModel, progress: Progress) -> Requests:

@@ -18,7 +18,7 @@ from xsp.errors import ManifestError, ShareError
 from xsp.evaluate import agents
 from xsp.evaluate.manifest import Manifest
 from xsp.share import client, wire
-from xsp.share.shelf import size_text
+from xsp.texts import size_text
 
 if TYPE_CHECKING:
     from xsp.models import ModelCall

@@ -13,9 +13,10 @@ from xsp.bench import environment
 from xsp.errors import UsageError, XspError
 from xsp.evaluate import agents, contention, pipeline, reading
 from xsp.evaluate.manifest import Manifest
-from xsp.evaluate.quality import divergence
+from xsp.evaluate.quality import choices, divergence
 from xsp.evaluate.quality.judging import Judgement, Outcome, RunContext, constant, judge, settle
 from xsp.evaluate.results import Result
+from xsp.scrub import plain
 
 MACHINE_FACTS = ("cpu", "machine", "cores", "memory_gib", "devices", "instructions", "caches", "nodes")
 """Facts of an environment that describe its hardware."""
@@ -185,8 +186,12 @@ def _compare_traces(before: Result, after: Result) -> comparison.Comparison | st
 # --- the leaderboard --------------------------------------------------------------------------------------------------
 
 
+MIN_SIZES = 3
+"""Least number of batch sizes of a model about which a conclusion is drawn."""
+
+
 @dataclass(frozen=True)
-class Row:
+class Standing:
     """Results of one manifest, batch size, software and machine; the newest provides the figures."""
 
     newest: Result
@@ -235,7 +240,7 @@ def _digits(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:6]
 
 
-def leaderboard(results: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Row]:
+def leaderboard(results: Sequence[Result], task: str | None = None, by: str = "inputs_per_s") -> list[Standing]:
     """Return rows, best first: highest throughput, or lowest latency.
 
     Args:
@@ -254,7 +259,9 @@ def leaderboard(results: Sequence[Result], task: str | None = None, by: str = "i
                 key = result.identity, part["batch"], software_of(result), machine_of(result)
                 rows.setdefault(key, []).append(result)
     ranking = [
-        Row(group[-1], next(part for part in group[-1].parts if part["batch"] == batch), len(group), software, machine)
+        Standing(
+            group[-1], next(part for part in group[-1].parts if part["batch"] == batch), len(group), software, machine
+        )
         for (_, batch, software, machine), group in rows.items()
     ]
     if by == "top1":
@@ -263,6 +270,50 @@ def leaderboard(results: Sequence[Result], task: str | None = None, by: str = "i
     return sorted(
         ranking, key=lambda row: (row.part[column] is None, sign * (row.part[column] or 0.0), row.newest.name)
     )
+
+
+def conclusions(rows: Sequence[Standing], prices: Sequence[choices.Price] = ()) -> list[str]:
+    """Return what the rows of a leaderboard say together, in lines of text.
+
+    The lines are: the Pareto front; for models with at least three batch sizes, the best one and the one from which
+    doubling no longer pays; rank correlations of accuracy; the cost of a million inputs on machines with a price.
+
+    Args:
+        rows: as listed; a row is named by its number, from 1.
+        prices: prices by machine, as the leaderboard names machines.
+    """
+    figures = [
+        {name: row.part[name] for name in ("inputs_per_s", "p99_ms")} | {"top1": _top1(row.newest)} for row in rows
+    ]
+    is_labelled = any(row["top1"] is not None for row in figures)
+    lines = []
+    if len(rows) > 1:
+        front = choices.pareto(figures, ["inputs_per_s", *["top1"] * is_labelled], ["p99_ms"])
+        names = "inputs/s, p99 and top-1" if is_labelled else "inputs/s and p99"
+        lines.append(f"no other row is better in {names} together than {', '.join(str(index + 1) for index in front)}")
+    by_model: dict[tuple[str, ...], dict[int, float]] = {}
+    for row, values in zip(rows, figures, strict=True):
+        if values["inputs_per_s"]:
+            key = row.newest.manifest["model"]["name"], row.newest.identity, row.software, row.machine
+            by_model.setdefault(key, {})[row.part["batch"]] = values["inputs_per_s"]
+    for (name, *_), sizes in by_model.items():
+        if len(sizes) >= MIN_SIZES:
+            scaling = choices.scalability(sizes)
+            lines.append(
+                f"{plain(name)}: most inputs/s with batch {scaling.best_size}; beyond {scaling.plateau_size} doubling "
+                f"gains at most {100 * choices.LEAST_GAIN:.0f} %"
+            )
+    correlations = choices.rank_correlations(figures, ["top1", "p99_ms", "inputs_per_s"])
+    lines += [
+        f"rank correlation of top-1 and {name}: {value:.2f}"
+        for name, value in (("p99", correlations["top1", "p99_ms"]), ("inputs/s", correlations["top1", "inputs_per_s"]))
+        if value is not None
+    ]
+    for number, (row, values) in enumerate(zip(rows, figures, strict=True), 1):
+        rate = values["inputs_per_s"]
+        if prices and rate and (cost := choices.cost_per_million(rate, row.machine, prices)) is not None:
+            lines.append(f"{number}: a million inputs cost {cost.amount:.3g} {plain(cost.currency)} ({cost.date})")
+    return lines
 
 
 def _top1(result: Result) -> float | None:

@@ -12,7 +12,8 @@ from xsp.comparison.conclusion import conclusion
 from xsp.evaluate import labelled
 from xsp.evaluate.quality.judging import Judgement
 from xsp.evaluate.results import RUN, Result
-from xsp.evaluate.standings import Comparison, Row
+from xsp.evaluate.standings import Comparison, Standing
+from xsp.texts import cut, short_number
 
 WIDTH = 80
 
@@ -56,9 +57,7 @@ def rate_text(part: Mapping[str, Any]) -> str:
 
 def figure(value: float | None) -> str:
     """Return a number with at least three digits; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "-" if value is None else short_number(value)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
@@ -70,17 +69,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: in
     lines = []
     for row in [header, *rows]:
         cells = [
-            _cut(str(cell), widths[column]).ljust(widths[column])
+            cut(str(cell), widths[column]).ljust(widths[column])
             if column < text_columns
             else str(cell).rjust(widths[column])
             for column, cell in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------
@@ -231,7 +226,7 @@ ORDER_HEADINGS = {
 """Headings, with units, of the figures by which a leaderboard can be ordered."""
 
 
-def order_cell(row: Row, by: str) -> str:
+def order_cell(row: Standing, by: str) -> str:
     """Return the figure of a row by which a leaderboard is ordered, as a cell of the column `ORDER_HEADINGS[by]`."""
     if by == "rate":
         return rate_interval(row.part)
@@ -243,7 +238,7 @@ def rate_interval(part: Mapping[str, Any]) -> str:
     return " to ".join("?" if part[name] is None else figure(part[name]) for name in ("rate_low", "rate_high"))
 
 
-def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
+def standing(rows: Sequence[Standing], most: int, by: str = "inputs_per_s") -> str:
     """Return the first rows of a leaderboard, whose last column is the ordering figure unless another column has it."""
     header = ("", "model", "load", "software", "machine", "batch", "p50 ms", "p99 ms", "inputs/s")
     cells = [
@@ -263,7 +258,7 @@ def standing(rows: Sequence[Row], most: int, by: str = "inputs_per_s") -> str:
     return "\n".join(lines)
 
 
-def standing_json(row: Row) -> dict[str, Any]:
+def standing_json(row: Standing) -> dict[str, Any]:
     """Return a row of a leaderboard as plain data."""
     return {
         "model": row.newest.manifest["model"]["name"], "identity": row.newest.identity, "result": row.newest.name,

@@ -91,7 +91,7 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
 def _of_account(trace: Trace, step: Citation) -> list[Document]:
     """Return what limits, and the parts of an iteration on both sides, as on the first screen."""
     screen = first_screen(trace, pieces=())
-    statements = [statement(screen.sentence, {}, step, "account")]
+    statements = [statement(sentence, {}, step, "account") for sentence in screen.sentences]
     for name, side in (("host", screen.host), (screen.device_name, screen.device)):
         for line in side:
             sentence = f"{name}: {line.name} takes {_ms(line.ms)}, {_percent(line.percent)} of an iteration"

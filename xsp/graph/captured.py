@@ -67,7 +67,12 @@ def of_name(spec: str, settings: Settings) -> Graph:
     if text is not None:
         with contextlib.suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return files.from_plain(json.loads(text))
-    graph = _captured(spec, settings)
+    try:
+        graph = _captured(spec, settings)
+    except GraphError as error:
+        if settings.train and settings.batch == 1 and _is_captured(spec, replace(settings, batch=2)):
+            raise GraphError(f"{error}; it can at a larger batch: give --batch 2") from error
+        raise
     if conditions is not None:
         cached.store(KIND, conditions, json.dumps(files.to_plain(graph), separators=(",", ":")))
     return graph
@@ -86,6 +91,14 @@ def _conditions(spec: str, settings: Settings) -> dict[str, Any] | None:
     except OSError:
         return None
     return {"spec": spec, "file": content, "settings": asdict(settings), "software": software}
+
+
+def _is_captured(spec: str, settings: Settings) -> bool:
+    try:
+        _captured(spec, settings)
+    except (GraphError, ModelError):
+        return False
+    return True
 
 
 def _captured(spec: str, settings: Settings) -> Graph:

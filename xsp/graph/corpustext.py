@@ -10,6 +10,7 @@ from xsp.graph import sharing
 from xsp.graph.sharing import Corpus, Group
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
+from xsp.texts import cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,7 +149,7 @@ def _grid(corpus: Corpus, indexes: NDArray[Any], groups: Sequence[Group]) -> lis
             "    –" if indexes[row, column] != indexes[row, column] else f"{indexes[row, column]:5.2f}"
             for column in order
         )
-        lines.append(f"{number:2} {_cut(corpus.members[row].spec, 27):27}{cells}")
+        lines.append(f"{number:2} {cut(plain(corpus.members[row].spec), 27):27}{cells}")
     return lines
 
 
@@ -160,7 +161,7 @@ def _pairs(corpus: Corpus, indexes: NDArray[Any], groups: Sequence[Group]) -> li
     best = np.argsort(-values, kind="stable")[:MOST_PAIRS]
     lines = [f"Most similar pairs, by Jaccard index (--only shows a grid of up to {MOST_IN_GRID} models)"]
     for pair in best:
-        names = (_cut(corpus.members[side[pair]].spec, 35) for side in (first, second))
+        names = (cut(plain(corpus.members[side[pair]].spec), 35) for side in (first, second))
         lines.append(f"{values[pair]:.2f}  " + "  ".join(f"{name:35}" for name in names).rstrip())
     return lines
 
@@ -173,11 +174,6 @@ def _without_prefix(names: Sequence[str]) -> list[str]:
         shortened.append(stem if colon and source == previous else plain(name))
         previous = source
     return shortened
-
-
-def _cut(name: str, width: int) -> str:
-    text = plain(name)
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _wrapped(text: str, indent: int = 2) -> list[str]:

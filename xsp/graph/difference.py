@@ -9,15 +9,16 @@ from typing import Any
 
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Node
-from xsp.graph.text import amount, shapes
+from xsp.graph.text import shapes
 from xsp.scrub import plain
+from xsp.texts import amount, cut
 
 MOST_LINES = 12
 """Most lines per table."""
 
 
 @dataclass(frozen=True)
-class Row:
+class CallCounts:
     """A call that occurs a different number of times in the two graphs."""
 
     op: str
@@ -30,7 +31,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Difference:
+class GraphDifference:
     """The calls that two graphs share, and those that only one of them has."""
 
     names: tuple[str, str]
@@ -40,7 +41,7 @@ class Difference:
     only: tuple[int, int]
     """Numbers of calls that only the first graph has, and only the second."""
 
-    calls: tuple[Row, ...]
+    calls: tuple[CallCounts, ...]
     modules: tuple[tuple[str, int, int], ...]
     """Path, and the numbers of calls in it that only the first has, and only the second, compared by path."""
 
@@ -61,17 +62,17 @@ class Difference:
         }
 
 
-def of(first: Graph, second: Graph) -> Difference:
+def of(first: Graph, second: Graph) -> GraphDifference:
     """Return how two graphs differ. Calls are the same if their keys are equal, whatever their modules and order."""
     counts = tuple(Counter(node.key for node in graph.nodes) for graph in (first, second))
     nodes_by_key: dict[str, Node] = {node.key: node for graph in (second, first) for node in graph.nodes}
     rows = [
-        Row(_op_name(node), key, shapes(node), counts[0][key], counts[1][key])
+        CallCounts(_op_name(node), key, shapes(node), counts[0][key], counts[1][key])
         for key, node in nodes_by_key.items()
         if counts[0][key] != counts[1][key]
     ]
     rows.sort(key=lambda row: (-abs(row.first - row.second), row.op, row.key))
-    return Difference(
+    return GraphDifference(
         (first.name, second.name),
         (counts[0] & counts[1]).total(),
         ((counts[0] - counts[1]).total(), (counts[1] - counts[0]).total()),
@@ -81,7 +82,7 @@ def of(first: Graph, second: Graph) -> Difference:
     )
 
 
-def page(difference: Difference) -> str:
+def page(difference: GraphDifference) -> str:
     """Return the difference as text that fits a terminal of 80 columns."""
     lines = [f"first   {plain(difference.names[0])[:70]}", f"second  {plain(difference.names[1])[:70]}", ""]
     lines += [
@@ -94,14 +95,15 @@ def page(difference: Difference) -> str:
     if difference.calls:
         lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
         lines += [
-            f"{_cut(row.op, 36):36} {_cut(row.shapes, 28):28} {row.first:6} {row.second:7}"
+            f"{cut(plain(row.op), 36):36} {cut(plain(row.shapes), 28):28} {row.first:6} {row.second:7}"
             for row in difference.calls[:MOST_LINES]
         ]
         lines += _omitted(len(difference.calls), "different calls")
     if difference.modules:
         lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
         lines += [
-            f"{_cut(name or '(outermost)', 50):50} {a:12} {b:12}" for name, a, b in difference.modules[:MOST_LINES]
+            f"{cut(plain(name or '(outermost)'), 50):50} {a:12} {b:12}"
+            for name, a, b in difference.modules[:MOST_LINES]
         ]
         lines += _omitted(len(difference.modules), "modules")
     return "\n".join(lines)
@@ -113,11 +115,6 @@ def _omitted(count: int, label: str) -> list[str]:
 
 def _op_name(node: Node) -> str:
     return f"{node.call.op}.{node.call.overload}" if node.call.overload else node.call.op
-
-
-def _cut(text: str, letters: int) -> str:
-    printable = plain(text)
-    return printable if len(printable) <= letters else printable[: letters - 1] + "…"
 
 
 def _cell(value: Any) -> str:

@@ -13,8 +13,23 @@ from typing import Any
 
 from xsp.errors import GraphError
 from xsp.graph import keys
-from xsp.graph.node import OUTSIDE, Call, Graph, Node, NodeKind, Origin, Phase, Role, Tensor, Value
+from xsp.graph.node import (
+    OUTSIDE,
+    SIZES,
+    Call,
+    Graph,
+    Node,
+    NodeKind,
+    Origin,
+    Phase,
+    Role,
+    Tensor,
+    Value,
+    strides,
+)
+from xsp.graph.regions import Region, of_tensor, union
 from xsp.graph.values import Flow
+from xsp.graph.work import KEEPS_ELEMENTS, ON_LISTS, OVERWRITE, write_of
 
 PREPARED = -2
 """Number in place of a node's: the tensor is made once from others, before all steps."""
@@ -131,16 +146,19 @@ class Draft:
         self.steps: dict[int, Step] = {}
         self.order: list[int] = []
         self._outside: dict[Origin, Value] = {}
+        self._outside_offsets: dict[Origin, int | None] = {}
         self._next_number = len(graph.nodes)
         storages: dict[int, Storage] = {}
         """Number of a storage in the graph → storage."""
         for place, node in enumerate(graph.nodes):
             read_storages = [graph.values[number].storage for number in node.reads]
-            for origin, number in zip(node.origins, node.reads, strict=True):
+            offsets = node.offsets or (None,) * len(node.reads)
+            for origin, number, offset in zip(node.origins, node.reads, offsets, strict=False):
                 assert origin is not None
                 if origin[0] == OUTSIDE:
                     value = graph.values[number]
                     self._outside.setdefault(origin, value)
+                    self._outside_offsets.setdefault(origin, offset)
                     storages.setdefault(value.storage, (OUTSIDE, value.storage))
             aliases: list[int | None] = []
             for output, number in enumerate(node.returns):
@@ -149,6 +167,8 @@ class Draft:
                 storages.setdefault(storage, (place, output))
             written_storages = {graph.values[number].storage for number in node.writes}
             changes = tuple(number for number, storage in enumerate(read_storages) if storage in written_storages)
+            if node.call.op in (*OVERWRITE, *KEEPS_ELEMENTS) and not node.call.op.startswith(ON_LISTS):
+                changes = changes[:1]  # others may be parts of the same storage, and are only read
             operands = tuple(origin for origin in node.origins if origin is not None)
             self.steps[place] = Step(
                 node.call, node.kind, node.module, node.phase, operands, tuple(aliases), changes, place
@@ -192,6 +212,24 @@ class Draft:
             return origin
         value = self._outside.get(origin)
         return (OUTSIDE, -1 - origin[1] if value is None else value.storage)  # a returned tensor may be read by no call
+
+    def offset(self, origin: Origin) -> int | None:
+        """Return the offset of a tensor in its storage, in elements; None if unknown."""
+        if origin[0] < 0:
+            return self._outside_offsets.get(origin)
+        step = self.steps[origin[0]]
+        if step.place is not None:
+            offsets = self.graph.nodes[step.place].offsets
+            return offsets[len(step.call.inputs) + origin[1]] if offsets else None
+        alias = step.aliases[origin[1]] if origin[1] < len(step.aliases) else None
+        return 0 if alias is None else None
+
+    def _region(self, origin: Origin, tensor: Tensor, storage_bytes: int | None) -> Region:
+        """Return what a tensor covers of its storage; all of it if that is unknown."""
+        offset, item_bytes = self.offset(origin), SIZES.get(tensor.dtype or "")
+        if offset is None or item_bytes is None or tensor.shape is None:
+            return None
+        return of_tensor(offset, tensor.shape, strides(tensor), item_bytes, storage_bytes)
 
     def role(self, origin: Origin) -> Role:
         """Return the role of a tensor in the step."""
@@ -276,6 +314,12 @@ class Draft:
         original = self._original_storages()
         nodes = []
 
+        def region(origin: Origin, tensor: Tensor) -> Region:
+            storage = self.storage(origin)
+            value = outside_values.get(storage[1]) if storage[0] == OUTSIDE else sizes.get(original.get(storage, -1))
+            whole = self.tensor(storage).bytes if value is None and storage[0] != OUTSIDE else None
+            return self._region(origin, tensor, whole if value is None else value.bytes)
+
         def add_if_outside(storage: Storage, tensor: Tensor) -> None:
             if flow.has_value(storage):
                 return
@@ -287,12 +331,33 @@ class Draft:
         for place, number in enumerate(self.order):
             step = self.steps[number]
             reads = []
-            for origin, tensor in zip(step.operands, step.call.inputs, strict=True):
+            write = write_of(step.call.op, step.call.overload, dict(step.call.arguments))
+            through = [places[origin[0]] if origin[0] >= 0 else None for origin in step.operands]
+            regions = [region(origin, tensor) for origin, tensor in zip(step.operands, step.call.inputs, strict=True)]
+            covered: dict[Storage, list[Region]] = defaultdict(list)
+            for output, tensor in enumerate(step.call.outputs):
+                covered[self.storage((number, output))].append(region((number, output), tensor))
+            for index, (origin, tensor) in enumerate(zip(step.operands, step.call.inputs, strict=True)):
                 storage = self.storage(origin)
                 add_if_outside(storage, tensor)
-                reads.append(flow.read(place, storage, places[origin[0]] if origin[0] >= 0 else None))
-            written_storages = dict.fromkeys(self.storage(step.operands[index]) for index in step.written_inputs)
-            writes = [flow.write(place, storage, Role.ACTIVATION, None) for storage in written_storages]
+                if index in step.written_inputs and not write.reads:
+                    reads.append(flow.current(storage))
+                    continue
+                is_view = step.kind is NodeKind.VIEW and storage in covered
+                read_region = union(covered[storage]) if is_view else regions[index]
+                reads.append(flow.read(place, storage, through[index], read_region))
+            writes = [
+                flow.write(
+                    place,
+                    self.storage(step.operands[index]),
+                    Role.ACTIVATION,
+                    None,
+                    regions[index],
+                    through=through[index],
+                    replaces=write.replaces and self.offset(step.operands[index]) is not None,
+                )
+                for index in step.written_inputs
+            ]
             returns = []
             for output, tensor in enumerate(step.call.outputs):
                 storage = self.storage((number, output))
@@ -315,6 +380,10 @@ class Draft:
                     tuple(returns),
                     tuple(writes),
                     origins=origins,
+                    offsets=tuple(
+                        self.offset(origin)
+                        for origin in (*step.operands, *((number, place) for place in range(len(step.call.outputs))))
+                    ),
                 )
             )
         outliving = {
@@ -326,6 +395,7 @@ class Draft:
             self.graph,
             nodes=tuple(nodes),
             edges=flow.edges(),
+            released=None,
             values=flow.final_values(),
             outputs=tuple(self._final_origin(origin, places, outside) for origin in self.outputs),
             outliving=tuple(sorted(flow.current(storage) for storage in outliving if flow.has_value(storage))),

@@ -29,6 +29,7 @@ from xsp.graph.node import (
     Problem,
     Role,
     Source,
+    Submodule,
     Value,
 )
 
@@ -127,6 +128,12 @@ def from_plain(document: dict[str, Any]) -> Graph:
     if "origins" in document:
         origins = [tuple(None if pair is None else _pair(pair) for pair in row) for row in document["origins"]]
         nodes = tuple(replace(node, origins=row) for node, row in zip(nodes, origins, strict=True))
+    if "offsets" in document:
+        offsets = {int(place): tuple(map(_count, row)) for place, *row in document["offsets"]}
+        nodes = tuple(
+            replace(node, offsets=offsets.get(place, (0,) * (len(node.call.inputs) + len(node.call.outputs))))
+            for place, node in enumerate(nodes)
+        )
     edges = tuple(Edge(before, after, EdgeKind(why)) for before, after, why in document["edges"])
     outputs = tuple(map(_pair, document.get("outputs", ())))
     outliving = tuple(map(int, document["kept"])) if "kept" in document else None
@@ -145,6 +152,11 @@ def from_plain(document: dict[str, Any]) -> Graph:
         problems=tuple(Problem(str(where), str(reason)) for where, reason in document["problems"]),
         outputs=outputs,
         outliving=outliving,
+        modules=tuple(
+            Submodule(str(path), str(kind), _count(parameters) or 0, tuple(map(keys.from_plain, tensors)))
+            for path, kind, parameters, tensors in document.get("modules", ())
+        ),
+        released=tuple(map(_pair, document["released"])) if "released" in document else None,
     )
 
 
@@ -155,6 +167,17 @@ def _origin_fields(graph: Graph) -> dict[str, Any]:
         fields["origins"] = [
             [None if origin is None else list(origin) for origin in node.origins] for node in graph.nodes
         ]
+    if any(node.offsets for node in graph.nodes):
+        fields["offsets"] = [
+            [place, *node.offsets] for place, node in enumerate(graph.nodes) if set(node.offsets) - {0}
+        ]
+    if graph.modules:
+        fields["modules"] = [
+            [module.path, module.kind, module.parameters, [keys.plain(tensor) for tensor in module.outputs]]
+            for module in graph.modules
+        ]
+    if graph.released is not None:
+        fields["released"] = [list(pair) for pair in graph.released]
     if graph.outputs:
         fields["outputs"] = [list(origin) for origin in graph.outputs]
     if graph.outliving is not None:
@@ -189,6 +212,8 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
         for maker, output in filter(None, node.origins):
             if maker >= place or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
                 raise ValueError(f"a call of {node.call.op} reads a missing output of node {maker}")
+        if node.offsets and len(node.offsets) != len(node.call.inputs) + len(node.call.outputs):
+            raise ValueError(f"a call of {node.call.op} has a different number of offsets than of tensors")
         if len(node.reads) not in (0, len(node.call.inputs)) or len(node.returns) not in (0, len(node.call.outputs)):
             raise ValueError(f"a call of {node.call.op} has a different number of values than of tensors")
         for number in (*node.reads, *node.returns, *node.writes):

@@ -8,8 +8,9 @@
 | `unique` | different keys among the computing calls |
 | `edges` | pairs of nodes of which the later one reads a result of the earlier one |
 | `parameters` | elements of all parameters; tied ones once, buffers not |
-| `flops` | a multiply-add is 2; matrix products, convolutions and attention; null if a call's are unknown |
-| `bytes` | each input of a computing call read once, each output written once; null if a size is unknown |
+| `flops` | a multiply-add is 2; matrix products, convolutions and attention; the sum of the calls whose are known |
+| `flops_unknown` | calls whose FLOPs are unknown: with any, `flops` is a lower bound; null if none is known |
+| `bytes` | each input of a computing call read once, each output written once; `bytes_unknown` as for FLOPs |
 | `longest_path` | most computing nodes on any path over data edges |
 | `diameter` | computing nodes on the longest of all shortest paths, views left out; null beyond 20,000 |
 
@@ -23,7 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from xsp.graph import paths, work
+from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.keys import work_key
 from xsp.graph.node import EdgeKind, Graph, KnownBy, NodeKind, Role
 
@@ -36,10 +37,10 @@ def measures(graph: Graph) -> dict[str, Any]:
     path, _ = paths.longest(earlier, [1] * len(earlier))
     path_all, _ = paths.longest(paths.predecessors_of(graph), [1] * len(graph.nodes))
     levels = Counter(paths.levels(earlier, [1] * len(earlier)))
-    flops = [work.flops_of(node) for node in graph.nodes]
-    traffic = [work.bytes_of(node) for node in graph.nodes]
+    flops = work.total(map(work.flops_of, computing))
+    traffic = work.total(map(work.bytes_of, computing))
+    is_complete = not flops.unknown and not traffic.unknown
     by_role = _by_role(graph)
-    total_flops, total_bytes = _total(flops), _total(traffic)
     return {
         "nodes": len(graph.nodes),
         "views": None if is_order_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
@@ -47,8 +48,8 @@ def measures(graph: Graph) -> dict[str, Any]:
         "unique": len({node.key for node in computing}),
         "edges": None if is_order_only else len(graph.edges_of(EdgeKind.DATA)),
         "parameters": graph.parameters,
-        "flops": total_flops,
-        "bytes": total_bytes,
+        "flops": flops.known,
+        "bytes": traffic.known,
         "longest_path": None if is_order_only else int(path),
         "diameter": None if is_order_only else paths.diameter(earlier),
         "input_elements": _input_elements(graph),
@@ -59,11 +60,9 @@ def measures(graph: Graph) -> dict[str, Any]:
         "unique_all_nodes": len({node.key for node in graph.nodes}),
         "edges_reuse": len(graph.edges_of(EdgeKind.REUSE)),
         "edges_order": len(graph.edges_of(EdgeKind.ORDER)),
-        "flops_unknown": sum(figure is None for figure in flops),
-        "flops_at_least": sum(filter(None, flops)),
-        "bytes_unknown": sum(figure is None for figure in traffic),
-        "bytes_at_least": sum(filter(None, traffic)),
-        "intensity": round(total_flops / total_bytes, 3) if total_flops is not None and total_bytes else None,
+        "flops_unknown": flops.unknown,
+        "bytes_unknown": traffic.unknown,
+        "intensity": round((flops.known or 0) / traffic.known, 3) if is_complete and traffic.known else None,
         "weight_bytes": None if graph.parameters is None else by_role[Role.WEIGHT],
         "peak_activation_bytes": _peak(graph),
         "creates": None if is_order_only else sum(node.kind is NodeKind.CREATE for node in graph.nodes),
@@ -73,13 +72,16 @@ def measures(graph: Graph) -> dict[str, Any]:
 
 
 def as_json(graph: Graph) -> dict[str, Any]:
-    """Return the measures of a graph with its origin, settings and problems: what `xsp graph --format json` prints."""
+    """Return what `xsp graph --format json` prints: measures, memory and modules, origin, settings and problems."""
+    step_memory = memory.of(graph)
     return {
         "name": graph.name,
         "source": graph.source.value,
         "counts": graph.counts,
         "edges_known_by": graph.known_by.value,
         **measures(graph),
+        "memory": None if step_memory is None else step_memory.as_json(),
+        "modules": [row.as_json() for row in moduletable.rows(graph)],
         "settings": dict(graph.settings),
         "problems": [{"where": problem.where, "reason": problem.reason} for problem in graph.problems],
     }

@@ -235,7 +235,7 @@ class _Loop:
                 lanes.append(None if entry is None else entry[0])
                 operands.append(origins[0] if entry is None else self._batched_origin(origins))
                 tensors.append(tensor if entry is None else entry[0].batch_tensor(self.count))
-            call = _batched(with_inputs(first_step.call, tensors), first_step, lanes, lane, self.count)
+            call = _batched(with_inputs(first_step.call, tensors), first_step, lane, self.count)
             lane_keys = [tuple((number, place) for number in group) for place in range(len(first_step.call.outputs))]
             outputs = tuple(self.lanes[members][0].batch_tensor(self.count) for members in lane_keys)
             step = replace(first_step, call=replace(call, outputs=outputs), operands=tuple(operands))
@@ -326,7 +326,7 @@ def _keeps_samples(step: Step, op: str, rows: int | None, dims: int) -> bool:
     return True
 
 
-def _batched(call: Call, first: Step, lanes: Sequence[_Lane | None], lane: _Lane, count: int) -> Call:
+def _batched(call: Call, first: Step, lane: _Lane, count: int) -> Call:
     """Return a call with its options adapted to all samples at once."""
     op = first.op.rstrip("_")
     tensor = lane.batch_tensor(count)

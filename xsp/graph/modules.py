@@ -15,13 +15,22 @@ class Modules:
     `torch.nn.TransformerEncoderLayer` takes its slow path if a module has its own hooks.
     """
 
-    def __init__(self, on_register: Callable[[Any], None]) -> None:
+    def __init__(self, on_register: Callable[[Any], None], describe: Callable[[Any], Any]) -> None:
+        """Track no module yet.
+
+        Args:
+            on_register: called with each outermost module that appears.
+            describe: makes a description of what a module returned; the result itself is not kept.
+        """
         self.roots: list[Any] = []
         self._on_register = on_register
+        self._describe = describe
         self._paths: dict[int, str] = {}
         self._owners: dict[int, str] = {}
         self._calls: dict[str, int] = {}
         self._stack: list[str] = []
+        self.outputs: dict[str, Any] = {}
+        """Path → what the first call of the module returned, described by `describe`."""
 
     @property
     def current(self) -> str:
@@ -31,6 +40,12 @@ class Modules:
     def owner(self, parameter: Any) -> str:
         """Return the path of the module that holds a parameter; empty if unknown."""
         return self._owners.get(id(parameter), "")
+
+    def all(self) -> Iterator[tuple[str, Any]]:
+        """Yield path and module of each module, in the order of their definition."""
+        for root in self.roots:
+            for module in root.modules():
+                yield self._paths[id(module)], module
 
     def register(self, root: Any) -> None:
         """Name a module and its submodules by their paths."""
@@ -76,4 +91,6 @@ class Modules:
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         if self._stack:
-            self._stack.pop()
+            path = self._stack.pop()
+            if path == self._paths.get(id(module)):
+                self.outputs[path] = self._describe(output)

@@ -255,6 +255,10 @@ class Node:
     """Tensor of each of `call.inputs`, if the source reports it: values name storages, which several tensors may share.
     None for a tensor that no observed node made; empty if the source does not report tensors."""
 
+    offsets: tuple[int | None, ...] = ()
+    """Offset in its storage, in elements, of each of `call.inputs` and then of `call.outputs`; None if unknown. Empty
+    if the source does not report offsets."""
+
     @property
     def computes(self) -> bool:
         """Whether the node does work, that is, is neither view nor allocation."""
@@ -278,6 +282,23 @@ class Problem:
     """Rung of the ladder, or node."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Submodule:
+    """A module of a model, or the model itself."""
+
+    path: str
+    """Path, `layer3.1.conv2`; empty for the model itself."""
+
+    kind: str
+    """Name of its class; empty if unknown."""
+
+    parameters: int
+    """Elements of its parameters, with those of the modules in it; parameters that share memory count once."""
+
+    outputs: tuple[Tensor, ...] = ()
+    """Tensors that its first call returned; empty if it was not called."""
 
 
 @dataclass(frozen=True)
@@ -307,6 +328,12 @@ class Graph:
 
     outliving: tuple[int, ...] | None = None
     """Numbers of the values in storages that outlive the step: returned, or held by modules. None if unknown."""
+
+    modules: tuple[Submodule, ...] = ()
+    """The modules of the model, in the order of their definition, if the source reports them."""
+
+    released: tuple[tuple[int, int], ...] | None = None
+    """Each storage that ceased to exist in the step, with the last node during which it existed. None if unknown."""
 
     @property
     def computing(self) -> tuple[Node, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from xsp.errors import GraphError, TraceError
 from xsp.graph import keys
 from xsp.graph.descriptions import TYPES, TYPES_BY_NUMBER
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Phase, Role, Source, Tensor, tensor_with_strides
+from xsp.graph.regions import Region, is_exact, of_tensor, union
 from xsp.graph.values import Flow
+from xsp.graph.work import write_of
 from xsp.importers.jsonstream import elements
 from xsp.version import __version__
 
@@ -32,6 +35,8 @@ class _TensorRecord(NamedTuple):
     storage: int
     bytes: int
     tensor: Tensor
+    region: Region = None
+    """What it covers of its storage; None if the file does not report strides."""
 
 
 def load(path: Path) -> Graph:
@@ -119,7 +124,7 @@ class _Reader:
         declared = _declarations(schema)
         arguments: list[tuple[str, Any]] = []
         reads: list[int] = []
-        written_bytes: dict[Hashable, int] = {}
+        accesses: list[tuple[_TensorRecord, Hashable, int | None, bool]] = []
         for place, part in enumerate(_part(node, "input")):
             argument = declared[place] if place < len(declared) else Declaration(f"input{place}")
             value, records = _argument(*part)
@@ -130,10 +135,32 @@ class _Reader:
                 if record.tensor != previous and argument.may_be_number(name, _overload(schema), record.tensor):
                     storage, through = (number, place), None  # its memory may have belonged to another tensor
                 self.flow.add_outside(storage, Role.CONSTANT, record.bytes)
-                reads.append(self.flow.read(number, storage, through))
-                if argument.is_written:
-                    written_bytes[storage] = record.bytes
-        writes = [self.flow.write(number, storage, Role.ACTIVATION, size) for storage, size in written_bytes.items()]
+                accesses.append((record, storage, through, argument.is_written))
+        write = write_of(name, _overload(schema), dict(arguments))
+        covered: dict[Hashable, list[Region]] = defaultdict(list)
+        for part in _part(node, "output"):
+            for record in _argument(*part)[1]:
+                covered[record.storage].append(record.region)
+        is_view = bool(covered) and all(map(self.flow.has_value, covered)) and not any(entry[3] for entry in accesses)
+        for record, storage, through, is_written in accesses:
+            if is_written and not write.reads and record.region is not None:
+                reads.append(self.flow.current(storage))
+            else:
+                region = union(covered[storage]) if is_view and storage in covered else record.region
+                reads.append(self.flow.read(number, storage, through, region))
+        writes = [
+            self.flow.write(
+                number,
+                storage,
+                Role.ACTIVATION,
+                record.bytes,
+                record.region,
+                through=through,
+                replaces=write.replaces and is_exact(record.region, record.bytes, 1),
+            )
+            for record, storage, through, is_written in accesses
+            if is_written
+        ]
         outputs: list[Tensor] = []
         returns: list[int] = []
         read_storages = {self.flow.values[index].storage for index in reads}
@@ -201,16 +228,18 @@ def _tensor_record(value: Any, shape: Any, kind: str, stride: Any) -> _TensorRec
     """Return a tensor from a list of its number, storage, offset, elements, bytes of an element, and device."""
     if not isinstance(value, list) or len(value) < 5 or not all(isinstance(field, int) for field in value[:5]):
         return None
-    number, storage, _, count, size = value[:5]
+    number, storage, offset, count, size = value[:5]
     if not size:  # an empty place in a list of tensors
         return None
     sizes, strides = _numbers(shape), _numbers(stride)
+    region: Region = None
     dtype = TYPES.get(kind.partition("(")[2].rstrip(")"))
     if sizes is None or strides is None or len(sizes) != len(strides):
         tensor = Tensor(dtype, sizes)
     else:
         tensor = tensor_with_strides(dtype, sizes, strides)
-    return _TensorRecord(number, storage, count * size, tensor)
+        region = of_tensor(max(0, offset), sizes, strides, size, None)
+    return _TensorRecord(number, storage, count * size, tensor, region)
 
 
 def _numbers(value: Any) -> tuple[int, ...] | None:

@@ -229,7 +229,7 @@ class _Reader:
         view = standard and any(node.input[:1]) and (node.op_type in VIEWS or _is_idle_dropout(node, self.versions))
         returns, writes = [], []
         for name in output_names:
-            if view and node.op_type in VIEWS and self._conflicts(node, inputs, name):
+            if view and node.op_type in VIEWS and self._conflicts(inputs, name):
                 raise GraphError(
                     f"{self.path}: {_label(node)} fixes the batch size that the file was made with; {self.advice}"
                 )
@@ -270,7 +270,7 @@ class _Reader:
     def _type(self, name: str) -> Tensor:
         return self.constants.get(name) or self.types.get(name) or Tensor(None, None)
 
-    def _conflicts(self, node: Any, inputs: list[tuple[str, Any]], name: str) -> bool:
+    def _conflicts(self, inputs: list[tuple[str, Any]], name: str) -> bool:
         old_count, new_count = inputs[0][1].elements, self._type(name).elements
         return old_count is not None and new_count is not None and old_count != new_count
 

@@ -148,7 +148,7 @@ def _infer_from_values(onnx: Any, model: Any) -> Any:
         for node in model.graph.node:
             if node.domain in ("", "ai.onnx") and any(name not in values for name in node.output if name):
                 with contextlib.suppress(Exception):  # for a faulty node: its shape stays unknown
-                    _compute(onnx, node, values, shapes, opsets)
+                    _compute(node, values, shapes, opsets)
         if len(values) == count:
             break
         simpler = type(model)()
@@ -186,9 +186,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _compute(
-    onnx: Any, node: Any, values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], opsets: list[Any]
-) -> None:
+def _compute(node: Any, values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], opsets: list[Any]) -> None:
     """Add the results of a node to the values, if they are small and all inputs are known."""
     import numpy
     from onnx.reference import ReferenceEvaluator

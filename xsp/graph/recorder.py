@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,10 +32,13 @@ from xsp.graph.node import (
     Problem,
     Role,
     Source,
+    Submodule,
     Tensor,
     Value,
 )
+from xsp.graph.regions import Region, is_exact, of_tensor, union
 from xsp.graph.values import Flow
+from xsp.graph.work import Write, write_of
 from xsp.version import __version__
 
 IGNORED_NAMESPACES = frozenset(["profiler", "prim", "rngprims"])
@@ -47,6 +51,9 @@ STATISTICS = frozenset(
 
 INPLACE_DROPOUTS = frozenset(f"aten::{kind}dropout_" for kind in ("", "alpha_", "feature_", "feature_alpha_"))
 """Operators that do not write their input outside training, although their schemas declare it."""
+
+_LOOK_AT_ALL, _LOOK_AT_RECENT = 64, 8
+"""Number of nodes after which all storages are looked at, and of nodes whose storages are looked at each time."""
 
 UNKNOWN_RESULT = object()
 """Default for the result of a step: it is unknown."""
@@ -63,6 +70,22 @@ class Argument(NamedTuple):
     is_output: bool
 
 
+@dataclass
+class Access:
+    """A tensor among the arguments of a call, and what the call does with it."""
+
+    storage: Hashable
+    region: Region
+    through: int | None
+    """Node that made this tensor."""
+
+    is_exact: bool
+    """Whether the tensor covers all of `region`."""
+
+    write: Write | None = None
+    """How the call changes it; None if it does not."""
+
+
 @dataclass(frozen=True)
 class Recording:
     """The recorded calls of a step."""
@@ -75,6 +98,8 @@ class Recording:
 
     outputs: tuple[Origin, ...] = ()
     outliving: tuple[int, ...] | None = None
+    modules: tuple[Submodule, ...] = ()
+    released: tuple[tuple[int, int], ...] | None = None
 
     def graph(
         self,
@@ -112,6 +137,8 @@ class Recording:
             problems=tuple(problems),
             outputs=self.outputs,
             outliving=self.outliving,
+            modules=self.modules,
+            released=self.released,
         )
 
 
@@ -126,7 +153,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.flow = Flow()
-        self.modules = Modules(self._register_module)
+        self.modules = Modules(self._register_module, lambda output: tuple(map(tensor_of, flat_tensors(output))))
         self.parameters = 0
         self._schemas: dict[Any, list[Argument]] = {}
         self._storages: dict[int, StorageWeakRef] = {}
@@ -136,6 +163,11 @@ class Recorder(TorchDispatchMode):
         self._new_storages: set[Hashable] = set()
         self._outside_count = 0
         self._counted: set[tuple[Any, ...]] = set()
+        self._regions: dict[tuple[Hashable, ...], Region] = {}
+        self._last_access: dict[int, int] = {}
+        """Address of a storage that existed at the last look → the last node that had it among its tensors."""
+
+        self._released: dict[int, int] = {}
         self._by_sequence: list[tuple[int, str]] = []
         self._optimizer_depth = 0
 
@@ -175,7 +207,44 @@ class Recorder(TorchDispatchMode):
             alive += [("tensor", id(tensor)) for tensor in self._pinned]
             outliving = tuple(sorted(self.flow.current(storage) for storage in alive if self.flow.has_value(storage)))
         values = self.flow.final_values()
-        return Recording(tuple(self.nodes), self.flow.edges(), values, self.parameters, outputs, outliving)
+        edges, modules = self.flow.edges(), self._submodules()
+        released = tuple(sorted(self._released.items()))
+        return Recording(tuple(self.nodes), edges, values, self.parameters, outputs, outliving, modules, released)
+
+    def _submodules(self) -> tuple[Submodule, ...]:
+        return tuple(
+            Submodule(
+                path,
+                type(module).__name__,
+                sum(
+                    {self._location(one): elements_of(one) for one in module.parameters() if not is_lazy(one)}.values()
+                ),
+                self.modules.outputs.get(path, ()),
+            )
+            for path, module in self.modules.all()
+        )
+
+    def _note_releases(self, node: int) -> None:
+        """Note the storages that have ceased to exist after a node, or the ones before it that had them last.
+
+        Most cease to exist soon after their last use, so only those that were used lately are looked at each time.
+        """
+        everything = node % _LOOK_AT_ALL == 0
+        for address, last in list(self._last_access.items()) if everything else self._recent(node):
+            if self._storages[address].expired():
+                del self._last_access[address]
+                self._released[self.flow.values[self.flow.current(address)].storage] = (
+                    node if not everything else max(last, node - _LOOK_AT_ALL + 1)
+                )
+
+    def _recent(self, node: int) -> list[tuple[int, int]]:
+        """Return the storages that the last nodes used; the newest are at the end of the dictionary."""
+        found = []
+        for address in reversed(self._last_access):
+            if self._last_access[address] < node - _LOOK_AT_RECENT:
+                break
+            found.append((address, self._last_access[address]))
+        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and record it."""
@@ -195,15 +264,20 @@ class Recorder(TorchDispatchMode):
         )
         phase = self._phase()
         number = len(self.nodes)
-        reads, written_storages = self._record_reads(number, schema.name, declarations, values, phase)
+        self._note_releases(number - 1)
+        role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
+        accesses = [self._access(tensor, role) for tensor in flat_tensors(values)]
+        if torch.Tag.inplace_view not in func.tags:  # such an operator changes the tensor, not its content
+            self._mark_writes(accesses, schema.name, schema.overload_name, declarations, values)
         origins = tuple(map(self._origin, flat_tensors(values)))
-        if torch.Tag.inplace_view in func.tags:  # it changes the tensor, not its content
-            written_storages = []
+        offsets = [_offset(tensor) for tensor in flat_tensors(values)]
         result = func(*args, **kwargs)
         module = self._module(phase)
         role = Role.GRADIENT if phase is Phase.BACKWARD else Role.ACTIVATION
-        writes = {storage: self.flow.write(number, storage, role, None) for storage in written_storages}
         tensors = list(flat_tensors(result))
+        offsets += [_offset(tensor) for tensor in tensors]
+        reads = self._record_reads(number, accesses, tensors)
+        writes = self._record_writes(number, accesses, role)
         returns, created = self._record_results(number, tensors, role)
         call = Call(
             schema.name,
@@ -215,8 +289,21 @@ class Recorder(TorchDispatchMode):
         kind = kind_of(func, namespace, tensors, writes=bool(writes), created=len(created))
         if kind in (NodeKind.RANDOM, NodeKind.COMMUNICATION):
             self.flow.add_order(number, kind)
-        written = (*writes.values(), *created)
-        self.nodes.append(Node(call, keys.key(call), kind, module, phase, reads, returns, written, origins=origins))
+        written = (*writes, *created)
+        self.nodes.append(
+            Node(
+                call,
+                keys.key(call),
+                kind,
+                module,
+                phase,
+                reads,
+                returns,
+                written,
+                origins=origins,
+                offsets=tuple(offsets),
+            )
+        )
         return result
 
     def _declarations(self, func: Any, schema: Any) -> list[Argument]:
@@ -229,27 +316,75 @@ class Recorder(TorchDispatchMode):
                 declarations.append(Argument(parameter.name, parameter.default_value, is_written, is_output))
         return declarations
 
-    def _record_reads(
-        self, number: int, op: str, declarations: list[Argument], values: list[Any], phase: Phase
-    ) -> tuple[tuple[int, ...], list[Hashable]]:
-        """Return the values behind the tensors among the arguments, and the storages that the call will write."""
-        reads: list[int] = []
-        written_storages: dict[Hashable, None] = {}
+    def _access(self, tensor: Any, role: Role) -> Access:
+        storage, region = self._outside(tensor, role), self._region(tensor)
+        exact = _is_plain(tensor) and (region is None or is_exact(region, tensor.numel(), tensor.element_size()))
+        return Access(storage, region, self._producer(tensor), exact)
+
+    def _mark_writes(
+        self, accesses: list[Access], op: str, overload: str, declarations: list[Argument], values: list[Any]
+    ) -> None:
+        """Enter how a call changes the tensors among its arguments."""
         flags = dict(zip((parameter.name for parameter in declarations), values, strict=True))
         is_training = bool(flags.get("training") or flags.get("train"))
         updates_statistics, is_idle = op in STATISTICS and is_training, op in INPLACE_DROPOUTS and not is_training
+        write = write_of(op, overload, flags)
+        remaining = iter(accesses)
         for parameter, value in zip(declarations, values, strict=True):
             changes = parameter.is_written or (updates_statistics and parameter.name in ("running_mean", "running_var"))
-            for tensor in flat_tensors(value):
-                role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
-                storage = self._outside(tensor, role)
+            for _ in flat_tensors(value):
+                access = next(remaining)
                 if changes and not is_idle:
-                    written_storages[storage] = None
-                if parameter.is_output:
-                    reads.append(self.flow.current(storage))
-                else:
-                    reads.append(self.flow.read(number, storage, self._producer(tensor)))
-        return tuple(reads), list(written_storages)
+                    access.write = Write(reads=False, replaces=True) if parameter.is_output else write
+
+    def _record_reads(self, number: int, accesses: list[Access], results: list[Any]) -> tuple[int, ...]:
+        """Return the values behind the tensors among the arguments, with edges from those who wrote what is read."""
+        covered: dict[Hashable, list[Region]] = {}
+        writes = any(access.write is not None for access in accesses)
+        for tensor in results:
+            covered.setdefault(self._storage(tensor), []).append(self._region(tensor))
+        is_view = bool(results) and not writes and all(self.flow.has_value(storage) for storage in covered)
+        reads = []
+        for access in accesses:
+            if access.write is not None and not access.write.reads:
+                reads.append(self.flow.current(access.storage))
+                continue
+            region = union(covered[access.storage]) if is_view and access.storage in covered else access.region
+            reads.append(self.flow.read(number, access.storage, access.through, region))
+        return tuple(reads)
+
+    def _record_writes(self, number: int, accesses: list[Access], role: Role) -> list[int]:
+        """Return the values that a call makes in existing storages."""
+        return [
+            self.flow.write(
+                number,
+                access.storage,
+                role,
+                None,
+                access.region,
+                through=access.through,
+                replaces=access.write.replaces and access.is_exact,
+            )
+            for access in accesses
+            if access.write is not None
+        ]
+
+    def _region(self, tensor: Any) -> Region:
+        """Return what a tensor covers of its storage; all of it for layouts without addresses."""
+        identity = self._identity(tensor)
+        if len(identity) == 1 or not _is_plain(tensor):
+            return None
+        if identity not in self._regions:
+            size = self._bytes(tensor)
+            is_whole = tensor.is_contiguous() and tensor.numel() * tensor.element_size() == size
+            self._regions[identity] = (
+                None
+                if is_whole
+                else of_tensor(
+                    tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.element_size(), size
+                )
+            )
+        return self._regions[identity]
 
     def _record_results(self, number: int, tensors: list[Any], role: Role) -> tuple[tuple[int, ...], list[int]]:
         """Return the values behind an operator's results, and the values that it made in new storages."""
@@ -304,6 +439,8 @@ class Recorder(TorchDispatchMode):
         address = int(storage._cdata)
         if address not in self._storages:
             self._storages[address] = StorageWeakRef(storage)
+        self._last_access.pop(address, None)
+        self._last_access[address] = len(self.nodes)
         return address
 
     def _bytes(self, tensor: Any) -> int | None:
@@ -353,15 +490,20 @@ class Recorder(TorchDispatchMode):
                 low = middle + 1
         return self._by_sequence[low][1] if low < len(self._by_sequence) else ""
 
+    def _location(self, parameter: Any) -> tuple[Any, ...]:
+        """Return what identifies a parameter: those that share memory have the same."""
+        offset = 0 if parameter.layout is not torch.strided else parameter.storage_offset()
+        return (self._storage(parameter), offset, *parameter.shape)
+
     def _register_module(self, module: Any) -> None:
         """Register the parameters and buffers of a module as weights and buffers."""
         for parameter in module.parameters():
-            if torch.nn.parameter.is_lazy(parameter):
+            if is_lazy(parameter):
                 continue
-            storage = self._outside(parameter, Role.WEIGHT)
-            location = (storage, 0 if parameter.layout is not torch.strided else parameter.storage_offset())
-            if (*location, *parameter.shape) not in self._counted:
-                self._counted.add((*location, *parameter.shape))
+            self._outside(parameter, Role.WEIGHT)
+            location = self._location(parameter)
+            if location not in self._counted:
+                self._counted.add(location)
                 self.parameters += elements_of(parameter)
         for submodule in module.modules():
             for value in vars(submodule).values():
@@ -416,10 +558,20 @@ def tensor_of(tensor: Any) -> Tensor:
     return Tensor(dtype, shape, None if tensor.is_contiguous() else tuple(map(int, tensor.stride())))
 
 
+def _offset(tensor: Any) -> int | None:
+    """Return the offset of a tensor in its storage, in elements; None for a layout without addresses."""
+    return int(tensor.storage_offset()) if _is_plain(tensor) else None
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a tensor has addresses in a storage: it is dense, and of no other class."""
+    dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return dense and not tensor.is_nested
+
+
 def memory_of(tensor: Any) -> Hashable | None:
     """Return what identifies the memory of a dense tensor that is not empty; None for anything else."""
-    dense = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    if not dense or tensor.is_nested or not tensor.numel():
+    if not _is_plain(tensor) or not tensor.numel():
         return None
     location = tensor.untyped_storage()._cdata, tensor.storage_offset()
     return (*location, tuple(tensor.shape), tensor.stride(), tensor.dtype)

@@ -29,7 +29,8 @@ from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
-from xsp.graph.text import amount
+from xsp.graph.text import at_least
+from xsp.graph.work import Total
 from xsp.scrub import plain
 
 RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
@@ -46,7 +47,7 @@ RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class RuleChange:
     """A change by a rule at one place."""
 
     rule: str
@@ -75,18 +76,18 @@ class RewrittenGraph:
 
     original: Graph
     graph: Graph
-    changes: tuple[Change, ...]
+    changes: tuple[RuleChange, ...]
     prepared: tuple[tuple[int, PreparedTensor], ...] = ()
     """Number and recipe of each outside tensor of the rewritten graph that is made once from others."""
 
     outside: tuple[Origin, ...] = ()
     """Name in the original graph of each outside tensor of the rewritten one; for a prepared one its index."""
 
-    def removed_calls(self, change: Change) -> Iterator[int]:
+    def removed_calls(self, change: RuleChange) -> Iterator[int]:
         """Yield the places of the removed calls that do work."""
         return (index for index in change.removed if self.original.nodes[index].computes)
 
-    def added_calls(self, change: Change) -> Iterator[int]:
+    def added_calls(self, change: RuleChange) -> Iterator[int]:
         """Yield the places of the added calls that do work."""
         return (index for index in change.added if self.graph.nodes[index].computes)
 
@@ -119,10 +120,10 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> RewrittenGraph:
     )
 
 
-def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> Change:
+def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> RuleChange:
     original = len(draft.graph.nodes)
     removed = tuple(sorted(number for number in finding.removed if number < original))
-    return Change(
+    return RuleChange(
         finding.rule,
         removed,
         tuple(sorted(number for number in finding.kept if number < original)),
@@ -149,8 +150,8 @@ def page(rewritten: RewrittenGraph) -> str:
     lines = [plain(rewritten.original.name), ""]
     before, after = measures(rewritten.original), measures(rewritten.graph)
     lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
-    lines += [f"{name:28} {amount(before[name]):>16} {amount(after[name]):>16}" for name in PAGE_MEASURES]
-    groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
+    lines += [f"{name:28} {_cell(before, name):>16} {_cell(after, name):>16}" for name in PAGE_MEASURES]
+    groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
     for change in rewritten.changes:
         groups[change.rule, change.description, change.changes_numbers].append(change)
     for (rule, description, effect), similar in list(groups.items())[:MOST_LINES]:
@@ -169,6 +170,10 @@ def page(rewritten: RewrittenGraph) -> str:
     return "\n".join(lines)
 
 
+def _cell(figures: Mapping[str, Any], name: str) -> str:
+    return at_least(Total(figures[name], figures.get(f"{name}_unknown", 0)))
+
+
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(plain(text), 79, initial_indent=indent, subsequent_indent=indent + "  ")
 
@@ -183,5 +188,5 @@ def as_json(rewritten: RewrittenGraph) -> dict[str, Any]:
     }
 
 
-def _change_fields(change: Change) -> dict[str, Any]:
+def _change_fields(change: RuleChange) -> dict[str, Any]:
     return {"said" if name == "description" else name: value for name, value in asdict(change).items()}

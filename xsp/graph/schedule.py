@@ -142,17 +142,3 @@ def _place(node: int, times: Times, ready: float, free: list[tuple[float, int]])
     free[:threads] = [(end, core) for _, core in free[:threads]]
     free.sort()
     return Slot(node, start, end, threads, core)
-
-
-def queue_end(host: Sequence[float], device: Sequence[float]) -> float:
-    """Return when the last kernel ends if calls are launched one after another on one stream (eager execution).
-
-    Args:
-        host: time of each call on the host; its work is launched when the call ends.
-        device: time of its work on the device.
-    """
-    launch_end = device_end = 0.0
-    for call, work in zip(host, device, strict=True):
-        launch_end += call
-        device_end = max(device_end, launch_end) + work
-    return max(device_end, launch_end)

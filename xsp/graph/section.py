@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from xsp import sections
-from xsp.graph import work
+from xsp.graph import memory, moduletable, work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
-from xsp.graph.text import amount, shapes
+from xsp.graph.text import at_least, shapes, sizes
 from xsp.sections import Branch, Cell, Section, Table, Text, Tree
+from xsp.texts import amount
 
 NAME = "graph"
 
 MOST_NODES = 20_000
 """Most nodes of a graph whose calls the section shows; for a larger graph it has only the measures."""
 
+MOST_MODULES = 2_000
+"""Most modules in the table of modules."""
+
 SECTION_MEASURES = (
-    "nodes", "computing", "unique", "parameters", "flops", "bytes", "longest_path", "diameter", "width", "parallelism",
-    "intensity", "peak_activation_bytes",
+    "nodes", "computing", "unique", "parameters", "flops", "flops_unknown", "bytes", "bytes_unknown", "longest_path",
+    "diameter", "width", "parallelism", "intensity", "peak_activation_bytes",
 )  # fmt: skip
 
 
@@ -68,6 +71,15 @@ def section(graph: Graph) -> Section:
     summary = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {settings}"
     rows = tuple((name.replace("_", " "), figures[name]) for name in SECTION_MEASURES)
     parts: list[sections.Part] = [Text(summary), Table(("measure", "value"), rows, "Measures")]
+    found = memory.of(graph)
+    if found is not None:
+        parts.append(
+            Table(("part", "bytes"), tuple(found.parts.items()), f"Memory at the peak, in {found.phase.value}")
+        )
+    modules = moduletable.rows(graph)[:MOST_MODULES]
+    if len(modules) > 1:
+        columns = ("module", "class", "output", "parameters", "FLOPs", "bytes")
+        parts.append(Table(columns, tuple(map(_module_cells, modules)), "Modules"))
     if graph.problems:
         parts.append(Table(("where", "what could not be captured"), tuple((p.where, p.reason) for p in graph.problems)))
     if len(graph.nodes) <= MOST_NODES:
@@ -94,6 +106,18 @@ def branch(
     return Branch(name, sums(list(_all_nodes(module))), marked, (*calls, *inner))
 
 
+def _module_cells(row: moduletable.Row) -> tuple[Cell, ...]:
+    output = next((sizes(tensor) for tensor in row.module.outputs), "")
+    return (
+        row.module.path or "(the model)",
+        row.module.kind,
+        output,
+        row.module.parameters,
+        at_least(row.flops),
+        at_least(row.bytes, "B"),
+    )
+
+
 def _tree(graph: Graph) -> Tree:
     path = set(critical(graph))
     mark = "" if graph.known_by is KnownBy.ORDER else "calls on the longest path"
@@ -105,8 +129,8 @@ def _tree(graph: Graph) -> Tree:
 
     def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
         nodes = [graph.nodes[number] for number in numbers]
-        flops, traffic = _sum(work.flops_of(node) for node in nodes), _sum(work.bytes_of(node) for node in nodes)
-        return f"{len(nodes):,} calls", f"{amount(flops)} FLOPs", amount(traffic, "B")
+        flops, traffic = work.total(map(work.flops_of, nodes)), work.total(map(work.bytes_of, nodes))
+        return f"{len(nodes):,} calls", f"{at_least(flops)} FLOPs", at_least(traffic, "B")
 
     root = branch("the step", tree(graph, sections.MAX_LEVELS - 3), leaf, sums)
     return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)
@@ -118,8 +142,3 @@ def _all_nodes(module: Module) -> Iterator[int]:
         current = pending.pop()
         yield from current.nodes
         pending += current.children.values()
-
-
-def _sum(figures: Any) -> int | None:
-    numbers = list(figures)
-    return None if None in numbers else sum(numbers)

@@ -181,7 +181,7 @@ def _node(
         else Call(name, tuple(_arguments(shapes, dtype)))
     )
     known_flops = [figure for figure in operator.flops if figure is not None]
-    flops = sum(known_flops) if known_flops else None if work.MAY_MULTIPLY.search(name) else 0
+    flops = sum(known_flops) if known_flops else None if work.may_multiply(name) else 0
     known_bytes = [figure for figure in operator.bytes if figure is not None]
     stated = flops, sum(known_bytes) if known_bytes else None
     return Node(call, keys.key(call), descriptions.kind_of(name), module, phase, stated_work=stated)

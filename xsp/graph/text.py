@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from xsp.graph import paths, work
+from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.measures import measures
-from xsp.graph.node import Graph, KnownBy, Node
+from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
+from xsp.texts import amount
 
 MOST_OPERATORS = 12
-_PREFIXES = ("", "K", "M", "G", "T", "P", "E")
 
 
-def page(graph: Graph) -> str:
-    """Return a page: measures, the operators with the most work, and problems."""
+MODULE_LEVELS = 2
+"""Default number of levels of modules in the table of modules."""
+
+
+def page(graph: Graph, levels: int = MODULE_LEVELS) -> str:
+    """Return a page: measures, the operators with the most work, the modules of the outermost levels, and problems."""
     figures = measures(graph)
-    lines = [_title(graph), "", *(_line(*row) for row in _measures(graph, figures)), "", *_operators(graph)]
+    lines = [_title(graph), "", *(_line(*row) for row in _measures(graph, figures)), *_memory(graph)]
+    lines += ["", *_operators(graph), *_modules(graph, levels)]
     if graph.problems:
         lines += ["", *(plain(f"{problem.where}: {problem.reason}") for problem in graph.problems)]
     return "\n".join(lines)
 
 
-def amount(value: int | None, unit: str = "") -> str:
-    """Return a figure with three digits and a decimal prefix; a dash if unknown."""
-    if value is None:
-        return "–"
-    size, place = float(value), 0
-    while abs(size) >= 999.5 and place < len(_PREFIXES) - 1:
-        size, place = size / 1000, place + 1
-    digits = f"{size:.0f}" if place == 0 or size >= 99.95 else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
-    return f"{digits} {_PREFIXES[place]}{unit}".rstrip()
+def at_least(figures: work.Total, unit: str = "") -> str:
+    """Return a sum as `amount` does; with `≥` before it if some of its figures are unknown."""
+    text = amount(figures.known, unit)
+    return f"≥ {text}" if figures.unknown and figures.known is not None else text
 
 
 def shapes(node: Node, most: int = 4) -> str:
     """Return the shapes of a node's first inputs, such as `1×3×224×224, 64×3×7×7`."""
-    texts = [
-        "?" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "number" for tensor in node.call.inputs
-    ]
+    texts = list(map(sizes, node.call.inputs))
     return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
 
 
@@ -71,7 +69,7 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[str, str, str
     computing = figures["computing"]
     share = f"{100 * figures['unique'] / computing:.1f} % of the computing nodes" if computing else ""
     kinds = [f"{figures[name]} {name}" for name in ("views", "creates", "random", "opaque") if figures[name]]
-    unknown = figures["flops_unknown"], figures["bytes_unknown"]
+    flops, traffic = (work.Total(figures[name], figures[f"{name}_unknown"]) for name in ("flops", "bytes"))
     path = f"computing nodes; width {figures['width']}, parallelism {figures['parallelism']}"
     return [
         ("nodes", f"{figures['nodes']:,}", graph.counts),
@@ -80,12 +78,46 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[str, str, str
         ("edges", _integer(figures["edges"]), f"of data, known by {graph.known_by.value}"),
         ("parameters", _integer(figures["parameters"]), _weights(figures["weight_bytes"])),
         ("input", _integer(figures["input_elements"]), "elements, all samples of the batch"),
-        ("FLOPs", amount(figures["flops"]), _partly("a multiply-add is 2", unknown[0], figures["flops_at_least"])),
-        ("bytes", amount(figures["bytes"], "B"), _partly("compulsory", unknown[1], figures["bytes_at_least"])),
+        ("FLOPs", at_least(flops), _partly("a multiply-add is 2", flops, graph, work.flops_of)),
+        ("bytes", at_least(traffic, "B"), _partly("compulsory", traffic, graph, work.bytes_of)),
         ("longest path", _integer(figures["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
         ("diameter", _integer(figures["diameter"]), _diameter(graph, figures)),
         ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
     ]
+
+
+def _memory(graph: Graph) -> list[str]:
+    """Return the memory at the peak, and its parts; nothing if it is unknown."""
+    found = memory.of(graph)
+    if found is None:
+        return []
+    step = "" if found.phase is Phase.FORWARD and not graph.settings.get("train") else f" in {found.phase.value}"
+    parts = [f"{amount(size, 'B')} {part}" for part, size in found.parts.items() if size]
+    rows = [f"at the peak{step}", *(", ".join(parts[place : place + 3]) for place in range(0, len(parts), 3))]
+    return [_line("memory" if not place else "", amount(found.bytes, "B") if not place else "", row)
+            for place, row in enumerate(rows)]  # fmt: skip
+
+
+def _modules(graph: Graph, levels: int) -> list[str]:
+    """Return a table of the modules down to a level; nothing if the source reports none."""
+    found = moduletable.rows(graph)
+    shown = [row for row in found if row.depth <= levels]
+    if len(found) < 2 or not levels:
+        return []
+    lines = ["", f"{'module':34} {'output':>17} {'parameters':>10} {'FLOPs':>8} {'bytes':>8}"]
+    for row in shown:
+        name = row.module.path.rpartition(".")[2] or graph.name.rpartition("/")[2]
+        label = "  " * row.depth + plain(f"{name} ({row.module.kind})" if row.module.kind else name)
+        output = next((sizes(tensor) for tensor in row.module.outputs), "–")
+        cells = f"{row.module.parameters:10,} {at_least(row.flops):>8} {at_least(row.bytes, 'B'):>8}"
+        lines.append(f"{label[:34]:34} {output[:17]:>17} {cells}")
+    hidden = len(found) - len(shown)
+    return [*lines, *([f"{hidden} more modules in these; --depth N shows N levels"] if hidden else [])]
+
+
+def sizes(tensor: Tensor) -> str:
+    """Return the shape of a tensor, such as `64×3×7×7`."""
+    return "?" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "number"
 
 
 def _diameter(graph: Graph, figures: dict[str, Any]) -> str:
@@ -102,8 +134,17 @@ def _integer(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def _partly(convention: str, unknown: int, least: int) -> str:
-    return f"unknown for {unknown:,} nodes; the others: {amount(least)}" if unknown else convention
+def _partly(convention: str, figures: work.Total, graph: Graph, figure: Callable[[Node], int | None]) -> str:
+    """Return the convention of a sum; if it has unknown parts, their number and the operators that have them."""
+    if not figures.unknown:
+        return convention
+    operators = list(dict.fromkeys(plain(node.call.op)[:40] for node in graph.computing if figure(node) is None))
+    names = operators[0] + (f" and {len(operators) - 1} more" if len(operators) > 1 else "")
+    return f"{'at least; ' if figures.known is not None else ''}{_calls(figures.unknown)} unknown: {names}"
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'s' if count != 1 else ''}"
 
 
 def _operators(graph: Graph) -> list[str]:
@@ -111,20 +152,16 @@ def _operators(graph: Graph) -> list[str]:
     groups: dict[str, list[Node]] = {}
     for node in graph.computing:
         groups.setdefault(node.call.op, []).append(node)
-    flops = {name: _sum(work.flops_of, nodes) for name, nodes in groups.items()}
-    traffic = {name: _sum(work.bytes_of, nodes) for name, nodes in groups.items()}
-    order = sorted(groups, key=lambda name: (-(flops[name] or 0), -(traffic[name] or 0), name))
+    flops = {name: work.total(map(work.flops_of, nodes)) for name, nodes in groups.items()}
+    traffic = {name: work.total(map(work.bytes_of, nodes)) for name, nodes in groups.items()}
+    order = sorted(groups, key=lambda name: (-(flops[name].known or 0), -(traffic[name].known or 0), name))
     lines = [f"{'operator':44} {'calls':>6} {'unique':>6} {'FLOPs':>9} {'bytes':>9}"]
     for name in order[:MOST_OPERATORS]:
         nodes = groups[name]
         unique = len({node.key for node in nodes})
         label = plain(name)[:44]
-        lines.append(f"{label:44} {len(nodes):6} {unique:6} {amount(flops[name]):>9} {amount(traffic[name], 'B'):>9}")
+        lines.append(
+            f"{label:44} {len(nodes):6} {unique:6} {at_least(flops[name]):>9} {at_least(traffic[name], 'B'):>9}"
+        )
     remaining = len(order) - MOST_OPERATORS
     return [*lines, *([f"{remaining} more operators"] if remaining > 0 else [])]
-
-
-def _sum(figure: Callable[[Node], int | None], nodes: Sequence[Node]) -> int | None:
-    """Return the sum of a figure over nodes; None if one is unknown."""
-    figures = [figure(node) for node in nodes]
-    return None if None in figures else sum(filter(None, figures))

@@ -1,11 +1,17 @@
-"""Data flow from storages: each write makes a new version, and edges follow from reads and writes of versions."""
+"""Data flow from storages: each write makes a new version, and edges follow from reads and writes of memory.
+
+A node depends on the nodes that wrote the bytes that it reads. Writes to disjoint parts of a storage are independent,
+and a node that overwrites something without reading it only has to come later: this is reuse of memory, not data flow.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import replace
 
 from xsp.graph.node import Edge, EdgeKind, Role, Value
+from xsp.graph.regions import Contents, Region, covers, overlap
 
 STRENGTH = (EdgeKind.DATA, EdgeKind.REUSE, EdgeKind.ORDER)
 
@@ -20,8 +26,12 @@ class Flow:
     def __init__(self) -> None:
         self.values: list[Value] = []
         self._current: dict[Hashable, int] = {}
-        self._writer: list[int | None] = []
-        self._readers: list[list[int]] = []
+        self._contents: dict[Hashable, Contents] = {}
+        self._readers: dict[Hashable, list[tuple[int, Region]]] = defaultdict(list)
+        self._sources: dict[tuple[int, Hashable], set[int]] = {}
+        """Node and storage that it read → the writers of what it read."""
+
+        self._writes: set[tuple[int, Hashable]] = set()
         self._edges: dict[tuple[int, int], EdgeKind] = {}
         self._last_by_state: dict[str, int] = {}
         self._roles: dict[int, Role] = {}
@@ -44,34 +54,66 @@ class Flow:
         """
         return self._current[storage]
 
-    def read(self, node: int, storage: Hashable, through: int | None = None) -> int:
-        """Return the value that a node reads, with an edge from its writer.
+    def read(self, node: int, storage: Hashable, through: int | None = None, region: Region = None) -> int:
+        """Return the value that a node reads, with edges from its writers.
 
         Args:
             node: place of the reader.
             storage: storage that was seen before.
             through: node that made the tensor by which the storage is read, if that is a view.
+            region: what it reads of the storage; for a view, what its results cover.
         """
         number = self._current[storage]
-        writer = self._writer[number]
-        if writer is not None and not (through is not None and through > writer):
+        writers = set(self._contents[storage].writers(region))
+        seen = None
+        if through is not None and (through, storage) not in self._writes:
+            seen = self._sources.get((through, storage), set())
+            # data reaches the reader through the view, unless what the view saw was overwritten since, at least partly
+            self._join(through, node, EdgeKind.DATA if seen <= writers else EdgeKind.REUSE)
+        for writer in writers if seen is None or not seen <= writers else writers - seen:
             self._join(writer, node, EdgeKind.DATA)
-        if through is not None:
-            self._join(through, node, EdgeKind.DATA)
-        if not self._readers[number] or self._readers[number][-1] != node:
-            self._readers[number].append(node)
+        self._sources.setdefault((node, storage), set()).update(writers)
+        readers = self._readers[storage]
+        if not (region is None and readers and readers[-1][0] == node and readers[-1][1] is None):
+            readers.append((node, region))
         return number
 
-    def write(self, node: int, storage: Hashable, role: Role, size: int | None) -> int:
-        """Return the new value that a node makes in a storage, with edges from the users of the old one."""
+    def write(
+        self,
+        node: int,
+        storage: Hashable,
+        role: Role,
+        size: int | None,
+        region: Region = None,
+        *,
+        through: int | None = None,
+        replaces: bool = True,
+    ) -> int:
+        """Return the new value that a node makes in a storage, with edges from the users of what it overwrites.
+
+        Args:
+            node: place of the writer.
+            storage: any storage.
+            role: role of the storage if it is new.
+            size: bytes of the storage if it is new.
+            region: what it writes of the storage.
+            through: node that made the tensor by which it writes, if that is a view.
+            replaces: whether it writes all of the region; otherwise, only parts of it that are not known.
+        """
         previous = self._current.get(storage)
         if previous is not None:
-            for reader in self._readers[previous]:
-                self._join(reader, node, EdgeKind.REUSE)
-            writer = self._writer[previous]
-            if writer is not None:
+            for reader, read_region in self._readers[storage]:
+                if overlap(read_region, region):
+                    self._join(reader, node, EdgeKind.REUSE)
+            for writer in self._contents[storage].writers(region):
                 self._join(writer, node, EdgeKind.REUSE)
+            if through is not None:
+                self._join(through, node, EdgeKind.REUSE)
+            if replaces:
+                self._readers[storage] = [entry for entry in self._readers[storage] if not covers(region, entry[1])]
+            self._contents[storage].write(region, node, replaces=replaces)
             role, size = self.values[previous].role, self.values[previous].bytes
+        self._writes.add((node, storage))
         return self._make(storage, node, role, size)
 
     def mark(self, storage: Hashable, role: Role) -> None:
@@ -98,12 +140,11 @@ class Flow:
         if previous is None:
             storage_number, version = self._storages, 0
             self._storages += 1
+            self._contents[storage] = Contents(() if writer is None else (writer,))
         else:
             storage_number, version = self.values[previous].storage, self.values[previous].version + 1
         number = self._current[storage] = len(self.values)
         self.values.append(Value(storage_number, version, role, size))
-        self._writer.append(writer)
-        self._readers.append([])
         return number
 
     def _join(self, before: int, after: int, why: EdgeKind) -> None:

@@ -2,7 +2,9 @@
 
 FLOPs follow the convention of `xsp.cost.flops`: a multiply-add is two operations; matrix products, convolutions and
 attention are counted, other operators have none. Formulas for composite operators, which a trace never shows as the
-innermost, and for nodes of ONNX are here. A call that may multiply matrices and has no formula is unknown, not 0.
+innermost, and for nodes of ONNX are here; a composite operator counts what the operators count that it calls. A call
+that may multiply matrices and has no formula is unknown, not 0: sums have the number of such calls beside the known
+part (`Total`).
 
 Bytes are compulsory traffic as in `xsp.cost.traffic`: each input is read once, each output is written once, and of a
 tensor that is changed at indices only the selected elements count.
@@ -11,12 +13,12 @@ tensor that is changed at indices only the selected elements count.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+from xsp.cost import contraction, traffic
 from xsp.cost import flops as trace_formulas
-from xsp.cost import traffic
 from xsp.cost.inputs import broadcast
 from xsp.graph.node import OBJECT, SIZES, Call, Node, NodeKind, Tensor
 
@@ -28,11 +30,21 @@ LOOK_UPS = frozenset(
 )
 """Operators that read as many bytes of their first tensor as they write."""
 
-OVERWRITE = frozenset(f"aten::{name}" for name in traffic.OVERWRITTEN)
+OVERWRITE = frozenset(
+    f"aten::{name}" for name in (*traffic.OVERWRITTEN, "geometric_", "cauchy_", "_foreach_zero_", "_foreach_copy_")
+)
 """Operators that write their first tensor without reading it."""
 
 PARTIAL_WRITES = frozenset(f"aten::{name}" for name in traffic.PARTIAL_WRITES)
 """Operators that change only the elements of their first tensor that indices select."""
+
+KEEPS_ELEMENTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index_put_ _index_put_impl_ index_copy_ index_fill_ put_ scatter_ masked_fill_ masked_scatter_ fill_diagonal_"
+    ).split()
+)
+"""Operators that write elements of their first tensor without reading it, and leave the others as they are."""
 
 BAGS = frozenset(f"aten::{name}" for name in "embedding_bag _embedding_bag _embedding_bag_forward_only".split())
 """Operators that read as many rows of their first tensor as their second one has elements, and return sums of them."""
@@ -53,13 +65,57 @@ WITH_SUBGRAPHS = frozenset(f"onnx::{name}" for name in ("If", "Loop", "Scan", "S
 KINETO = {
     "bool": "bool", "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
     "int64": "long int", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float", "float64": "double",
-    "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
+    "complex32": "c10::complex<c10::Half>", "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
 }  # fmt: skip
 
 CONVOLUTIONS = frozenset(f"aten::conv{dimensions}d" for dimensions in (1, 2, 3))
 
 MAY_MULTIPLY = re.compile(rf"{trace_formulas.PRODUCTS}|:(inner|cov|corrcoef|_transformer_encoder_layer_fwd)$")
 """Operators that multiply matrices, also those that a trace never shows as the innermost."""
+
+WITHOUT_PRODUCTS = re.compile(
+    r"pack|_plan_cache|flatten_weight|_reorder_|::_?convert_|::lu_unpack$|::slice_inverse$|::matrix_H$|"
+    r"::_cdist_backward$|::_thnn_\w*_cell|::_compute_linear_combination$|"
+    r"^torchvision::(nms|qnms|_?(ps_)?q?roi_(align|pool)\w*|box_iou_rotated)$"
+)
+"""Operators without products whose names are like those of products, or that are not ATen's: gates of recurrent cells
+after their products, conversions of weights, regions of images."""
+
+
+class Write(NamedTuple):
+    """How an operator changes the tensors that it writes."""
+
+    reads: bool
+    """Whether it reads their content."""
+
+    replaces: bool
+    """Whether it writes all of their elements."""
+
+
+def write_of(op: str, overload: str, arguments: Mapping[str, Any]) -> Write:
+    """Return how an operator changes the tensors that it writes."""
+    if op in OVERWRITE or "out" in overload.split("_"):
+        return Write(reads=False, replaces=True)
+    if op in KEEPS_ELEMENTS and not arguments.get("accumulate") and arguments.get("reduce") is None:
+        return Write(reads=False, replaces=False)
+    return Write(reads=True, replaces=True)
+
+
+class Total(NamedTuple):
+    """A sum over calls, with the number of calls whose figure is unknown."""
+
+    known: int | None
+    """Sum of the known figures; None if there are figures, and none of them is known."""
+
+    unknown: int
+    """Number of calls whose figure is not in the sum."""
+
+
+def total(figures: Iterable[int | None]) -> Total:
+    """Return the sum of the known figures, and the number of the others."""
+    given = list(figures)
+    unknown = sum(figure is None for figure in given)
+    return Total(None if unknown and unknown == len(given) else sum(filter(None, given)), unknown)
 
 
 def bytes_of(node: Node) -> int | None:
@@ -69,13 +125,14 @@ def bytes_of(node: Node) -> int | None:
     if node.stated_work is not None:
         return node.stated_work[1]
     call = node.call
-    if call.op in WITH_SUBGRAPHS or _has_objects(call):
+    held = _tensors_in_objects(call)
+    if call.op in WITH_SUBGRAPHS or held is None:
         return None
     if call.op in SIZE_QUERIES:
         return sum(tensor.bytes or 0 for tensor in call.outputs)
     if call.op in PARTIAL_WRITES:
         return _partial_write_bytes(call)
-    read_bytes = [tensor.bytes for tensor in call.inputs]
+    read_bytes = [tensor.bytes for tensor in (*call.inputs, *held)]
     written_bytes = [tensor.bytes for tensor in call.outputs]
     if call.op in LOOK_UPS and read_bytes and written_bytes:
         read_bytes[0] = written_bytes[0]
@@ -128,13 +185,25 @@ def _index_put_bytes(target: Tensor, indices: tuple[Tensor | None, ...], values:
     return sum(filter(None, index_bytes)) + (1 + adds) * count * SIZES[target.dtype or ""]
 
 
-def _has_objects(call: Call) -> bool:
-    """Return whether an argument is an object that holds tensors, or a list of them: packed weights, for example."""
-    return any(
-        isinstance(element, str) and element.startswith(OBJECT)
-        for _, value in call.arguments
-        for element in (value if isinstance(value, tuple) else (value,))
-    )
+def _tensors_in_objects(call: Call) -> list[Tensor] | None:
+    """Return the tensors that the objects among the arguments hold, such as packed weights; None if one tells none."""
+    tensors: list[Tensor] = []
+    for description in _objects(call):
+        found = [
+            Tensor(dtype, tuple(map(int, sizes.split("x"))) if sizes != "number" else ())
+            for dtype, sizes in re.findall(r"([a-z]+\w*) (number|\d+(?:x\d+)*)(?=,|$)", description)
+        ]
+        if not found:
+            return None
+        tensors += found
+    return tensors
+
+
+def _objects(call: Call) -> Iterator[str]:
+    for _, value in call.arguments:
+        for element in value if isinstance(value, tuple) else (value,):
+            if isinstance(element, str) and element.startswith(OBJECT):
+                yield element
 
 
 def _is_sparse_product(call: Call) -> bool:
@@ -162,18 +231,24 @@ def flops_of(node: Node) -> int | None:
         return None
     if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
         return None
-    formula = COMPOSITE.get(call.op) or ONNX.get(call.op)
+    formula = COMPOSITE.get(call.op) or ONNX.get(call.op) or (_quantised if _QUANTISED.match(call.op) else None)
     if formula is not None:
         try:
-            return formula(call)
+            dtypes = [KINETO.get(tensor.dtype or "", "") for tensor in call.inputs]
+            return formula(call) * trace_formulas.real_products(call.op, dtypes)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
     if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
     result = _trace_flops(call)
-    if result is None and node.kind is not NodeKind.OPAQUE and not MAY_MULTIPLY.search(call.op):
-        return 0
-    return result
+    if result is not None:
+        return result
+    return None if may_multiply(call.op, is_opaque=node.kind is NodeKind.OPAQUE) else 0
+
+
+def may_multiply(op: str, *, is_opaque: bool = False) -> bool:
+    """Return whether an operator may do products; of one outside of the framework (`is_opaque`) nobody knows."""
+    return bool((is_opaque or MAY_MULTIPLY.search(op)) and not WITHOUT_PRODUCTS.search(op))
 
 
 def _trace_flops(call: Call) -> int | None:
@@ -219,9 +294,8 @@ def _product(call: Call) -> int:
 
 
 def _attention(call: Call) -> int:
-    """Return the operations of query times key, and weights times value; masks and shared heads do not matter."""
-    query, key, value = (_shape(tensor) for tensor in call.inputs[:3])
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    """Return the operations of query times key, and weights times value; masks do not matter."""
+    return trace_formulas.attention(*(_shape(tensor) for tensor in call.inputs[:3]))
 
 
 def _recurrent(call: Call) -> int:
@@ -231,30 +305,51 @@ def _recurrent(call: Call) -> int:
     return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
-def _einsum_flops(equation: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the operations of an einsum: a multiply-add per combination of indices (`...` included) and factor."""
-    operands = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(operands) != len(shapes) or len(operands) < 2:
-        return 0 if len(operands) == 1 else _raise("the number of shapes differs from that of the equation's operands")
-    sizes: dict[str, int] = {}
-    for part, shape in zip(operands, shapes, strict=True):
-        letters = part.replace("...", "")
-        hidden_count = len(shape) - len(letters)
-        hidden_names = [f"...{place}" for place in range(hidden_count, 0, -1)]
-        prefix, dots, suffix = part.partition("...")
-        names = [*prefix, *(hidden_names if dots else ()), *suffix]
-        for name, length in zip(names, shape, strict=True):
-            sizes[name] = max(sizes.get(name, 1), length)
-    return 2 * (len(operands) - 1) * prod(sizes.values())
+def _einsum(call: Call) -> int:
+    arguments = dict(call.arguments)
+    shapes = [_shape(tensor) for tensor in call.inputs]
+    return contraction.einsum(arguments["equation"], shapes, arguments.get("path"))
 
 
-def _raise(reason: str) -> int:
+def _tensordot(call: Call) -> int:
+    arguments = dict(call.arguments)
+    left, right = (_shape(tensor) for tensor in call.inputs[:2])
+    return contraction.tensordot(left, right, arguments["dims_self"], arguments["dims_other"])
+
+
+def _matrix_chain(call: Call) -> int:
+    return contraction.chain([_shape(tensor) for tensor in call.inputs])
+
+
+def _matrix_power(call: Call) -> int:
+    return contraction.power(_shape(call.inputs[0]), dict(call.arguments)["n"])
+
+
+def _covariance(call: Call) -> int:
+    """Return the operations of the product of (variables, observations) with its transpose."""
+    *variables, observations = _shape(call.inputs[0]) or (1,)
+    return 2 * prod(variables) ** 2 * observations
+
+
+def _vector_products(call: Call) -> int:
+    """Return the operations of sums of products: of two vectors; others are multiplied element by element."""
+    left, right = (_shape(tensor) for tensor in call.inputs[:2])
+    return 2 * left[0] if len(left) == len(right) == 1 else 0
+
+
+def _matrix_norm(call: Call) -> int:
+    """Return 0, unless the norm is one of singular values."""
+    return 0 if dict(call.arguments).get("ord", "fro") not in ("nuc", 2, -2) else _unknown("singular values")
+
+
+def _unknown(reason: str) -> int:
     raise ValueError(reason)
 
 
-def _einsum(call: Call) -> int:
-    equation = dict(call.arguments)["equation"]
-    return _einsum_flops(equation, [_shape(tensor) for tensor in call.inputs])
+def _trilinear(call: Call) -> int:
+    arguments = dict(call.arguments)
+    expanded = [arguments[name] for name in ("expand1", "expand2", "expand3")]
+    return contraction.trilinear([_shape(tensor) for tensor in call.inputs[:3]], expanded, arguments["sumdim"])
 
 
 def _bilinear(call: Call) -> int:
@@ -290,6 +385,13 @@ COMPOSITE: Mapping[str, Formula] = {
     "aten::_scaled_dot_product_fused_attention_overrideable": _attention,
     "aten::einsum": _einsum,
     "aten::bilinear": _bilinear,
+    "aten::_trilinear": _trilinear,
+    "aten::tensordot": _tensordot,
+    **dict.fromkeys(("aten::linalg_multi_dot", "aten::chain_matmul"), _matrix_chain),
+    **dict.fromkeys(("aten::matrix_power", "aten::linalg_matrix_power"), _matrix_power),
+    **dict.fromkeys(("aten::cov", "aten::corrcoef"), _covariance),
+    "aten::linalg_vecdot": _vector_products,
+    "aten::linalg_matrix_norm": _matrix_norm,
     "aten::_native_multi_head_attention": _packed_attention,
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), lambda call: _sequence(call)),
     **dict.fromkeys(
@@ -313,6 +415,25 @@ def _cell(call: Call) -> int:
     return 2 * rows * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
+# --- quantised layers ---------------------------------------------------------------------------------
+
+_QUANTISED = re.compile(r"(quantized|_quantized)::((conv|linear)(?!.*pack$)|quantized_(lstm|gru|rnn))|aten::quantized_")
+"""Quantised layers, whose weights are in objects; the operators that pack these are left out."""
+
+
+def _quantised(call: Call) -> int:
+    """Return the operations of a quantised layer: those of the layer with the weights that its objects hold."""
+    data, output = _shape(call.inputs[0]), call.outputs[0]
+    held = _tensors_in_objects(call) or list(call.inputs[1:])
+    weights = [_shape(tensor) for tensor in held if len(_shape(tensor)) > 1]
+    if re.search(r"lstm|gru|rnn", call.op):
+        return 2 * prod(data[:-1]) * sum(map(prod, weights))
+    (weight,) = weights
+    if "linear" in call.op:
+        return 2 * prod(data) * weight[0]
+    return 2 * prod(data if "transpose" in call.op else _shape(output)) * prod(weight[1:])
+
+
 # --- nodes of ONNX --------------------------------------------------------------------------------------
 
 
@@ -332,26 +453,33 @@ def _onnx_gemm(call: Call) -> int:
 
 
 def _onnx_einsum(call: Call) -> int:
-    return _einsum_flops(str(dict(call.scalars)["equation"]), [_shape(tensor) for tensor in call.inputs])
+    return contraction.einsum(str(dict(call.scalars)["equation"]), [_shape(tensor) for tensor in call.inputs])
+
+
+def _onnx_quantised_convolution(call: Call) -> int:
+    """Count a convolution whose inputs have a scale and a zero each: the weight is the fourth."""
+    return 2 * prod(_shape(call.outputs[0])) * prod(_shape(call.inputs[3])[1:])
+
+
+def _onnx_recurrent(call: Call) -> int:
+    """Count a recurrence of (sequence, weights of the input, weights of the state), in any order of its dimensions."""
+    data, *weights = (_shape(tensor) for tensor in call.inputs[:3])
+    return 2 * prod(data[:-1]) * sum(map(prod, weights))
 
 
 ONNX: Mapping[str, Formula] = {
-    "onnx::Conv": _onnx_convolution,
+    **dict.fromkeys(("onnx::Conv", "onnx::ConvInteger", "onnx::DeformConv"), _onnx_convolution),
+    "onnx::QLinearConv": _onnx_quantised_convolution,
     "onnx::ConvTranspose": _onnx_transposed,
     "onnx::Gemm": _onnx_gemm,
-    "onnx::MatMul": _product,
+    **dict.fromkeys(("onnx::MatMul", "onnx::MatMulInteger", "onnx::QLinearMatMul"), _product),
+    **dict.fromkeys(("onnx::LSTM", "onnx::GRU", "onnx::RNN"), _onnx_recurrent),
     "onnx::Einsum": _onnx_einsum,
 }
 
 UNKNOWN_IN_ONNX = frozenset(
     [
-        *(
-            f"onnx::{name}"
-            for name in (
-                "LSTM GRU RNN Attention MultiHeadAttention MatMulInteger ConvInteger QLinearConv QLinearMatMul "
-                "DeformConv DFT STFT Det If Loop Scan"
-            ).split()
-        ),
+        *(f"onnx::{name}" for name in "Attention MultiHeadAttention Det If Loop Scan".split()),
         *(f"ai.onnx.ml::{name}" for name in "LinearClassifier LinearRegressor SVMClassifier SVMRegressor".split()),
     ]
 )

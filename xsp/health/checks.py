@@ -16,6 +16,7 @@ from xsp.run import MISSING, Steps
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import TOTAL_NS, kernels
+from xsp.texts import share_text
 
 
 class Grade(NamedTuple):
@@ -142,7 +143,7 @@ def _rungs(trace: Trace) -> list[Finding]:
         if not rung.spans:
             text = "steps with them recorded contain no additional spans"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
-        elif rung.added_interval is not None and rung.added_interval.lo < 0 < rung.added_interval.hi:
+        elif rung.added_interval is not None and rung.added_interval.low < 0 < rung.added_interval.high:
             text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
@@ -283,21 +284,18 @@ def _library(trace: Trace) -> list[Finding]:
         f"{TOTAL_NS} FROM kernels"
     ).fetchall()
     total, unknown, dispatched, operators = (value or 0 for value in rows[0])
+    unknown_share, dispatched_share = (part / total if total else 0.0 for part in (unknown, dispatched))
     text = (
-        f"{_percent(unknown, total)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
-        f"{_percent(dispatched, total)} in operators that only call others"
+        f"{share_text(unknown_share)} of kernel time is in operators that name no library (MKL, PyTorch's own code), "
+        f"{share_text(dispatched_share)} in operators that only call others"
     )
     findings = [Finding(Severity.NOTE, "library", text)]
     if abs(total - operators) > MIN_KERNEL_GAP * operators:
-        text = f"kernels add up to {_percent(total, operators)} of the operators' time: primitives ran in parallel"
-        if total < operators:
-            text = f"kernels add up to {_percent(total, operators)} of the operators' time"
+        text = f"kernels add up to {share_text(total / operators if operators else 0.0)} of the operators' time"
+        if total >= operators:
+            text += ": primitives ran in parallel"
         findings.append(Finding(Severity.NOTE, "kernels", text))
     return findings
-
-
-def _percent(part: float, total: float) -> str:
-    return f"{100 * part / total:.0f} %" if total else "0 %"
 
 
 def _alike_steps(trace: Trace) -> int:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from xsp import account, summary
+from xsp import account, stats
 from xsp.account import entries as names
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
@@ -180,10 +180,10 @@ def _cold_steps(trace: Trace) -> Iterator[Finding]:
 def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if unrecorded steps take longer since operators or device work were recorded first."""
     change = reference.change(trace.con)
-    if change is None or change.ratio.lo <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
+    if change is None or change.ratio.low <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
         return
     percent = 100 * (change.after_ns / change.before_ns - 1)
-    low, high = (100 * (bound - 1) for bound in change.ratio)
+    low, high = (100 * (bound - 1) for bound in change.ratio.ends)
     text = (
         f"unrecorded iterations take {change.after_ns / 1e6:.4g} ms since operators or device work were first "
         f"recorded, {change.before_ns / 1e6:.4g} ms before (+{percent:.0f} % [{low:.0f}, {high:.0f}]): either "
@@ -194,7 +194,13 @@ def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
-    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning."""
+    """Yield a finding if steps take longer, or less long, at the end of the run than at its beginning.
+
+    Where a device limits, the host's steps end before its work does, and their times say when the host waits.
+    """
+    main = account.of(trace).main
+    if main is not None and main.devices and (main.limit is None or main.limit.side != "host"):
+        return
     alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {IS_ALIKE})"
     ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
     if count < MIN_DRIFT_ROWS:
@@ -206,7 +212,7 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
         return
     warm_up = _warm_up_steps(steps, durations) if change < 0 else 0
     if warm_up:
-        ratio = summary.percentile(durations[:warm_up], 0.5) / summary.percentile(durations[warm_up:], 0.5)
+        ratio = stats.percentile(durations[:warm_up], 0.5) / stats.percentile(durations[warm_up:], 0.5)
         text = (
             f"the first {sum(counts[:warm_up])} of the {sum(counts)} unrecorded steps take {ratio:.2g} times as long "
         )
@@ -224,9 +230,9 @@ def _change(durations: Sequence[float]) -> float | None:
     count = len(durations)
     stretches = MAX_STRETCHES if count >= 3 * MAX_STRETCHES else count
     bounds = [round(count * place / stretches) for place in range(stretches + 1)]
-    medians = [summary.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(bounds)]
+    medians = [stats.percentile(durations[start:end], 0.5) for start, end in itertools.pairwise(bounds)]
     first_medians, last_medians = medians[: stretches // 3], medians[-(stretches // 3) :]
-    change = summary.percentile(last_medians, 0.5) / summary.percentile(first_medians, 0.5) - 1
+    change = stats.percentile(last_medians, 0.5) / stats.percentile(first_medians, 0.5) - 1
     longer = sum(later > earlier for later in last_medians for earlier in first_medians) / (
         len(first_medians) * len(last_medians)
     )
@@ -237,7 +243,7 @@ def _warm_up_steps(steps: Sequence[int], durations: Sequence[float]) -> int:
     """Return the number of first steps after which steps no longer become shorter; 0 if there is no such warm-up."""
     cuts = range(1, len(steps) - MIN_DRIFT_ROWS // 2 + 1)
     count = next((cut for cut in cuts if _change(durations[cut:]) is None), 0)
-    usual = summary.percentile(durations[-(len(durations) // 3) :], 0.5)
+    usual = stats.percentile(durations[-(len(durations) // 3) :], 0.5)
     while count and count < len(steps) and durations[count] > (1 + MIN_DRIFT) * usual:
         count += 1
     return count if count and steps[count - 1] < MAX_WARM_UP_STEPS else 0
@@ -252,7 +258,7 @@ def _uncertain_times(trace: Trace) -> Iterator[Finding]:
     steps = iterations.steady_steps(trace.con, trace.run)
     interval = iterations.spread_interval(steps)
     if interval is not None:
-        candidates.append(("a step", iterations.step_count(steps), interval.lo / 1e6, interval.hi / 1e6))
+        candidates.append(("a step", iterations.step_count(steps), interval.low / 1e6, interval.high / 1e6))
     ratios = [high / low if low > 0 else math.inf for *_, low, high in candidates]
     if not ratios or max(ratios) <= GRADE_OF_RATIO[-1][0]:
         return
@@ -270,7 +276,7 @@ def _slowed_steps(trace: Trace) -> Iterator[Finding]:
     if len(trace.rungs) < 2 or trace.rungs[0].level != BARE:
         return
     bare, recorded = trace.rungs[:2]
-    if recorded.added_interval is not None and recorded.added_interval.lo > MIN_EXCESS * bare.step_ns:
+    if recorded.added_interval is not None and recorded.added_interval.low > MIN_EXCESS * bare.step_ns:
         text = (
             f"a step with {depth(recorded.level)} recorded takes {recorded.step_ns / bare.step_ns:.2f} times as "
             "long as a bare step: times inside it are not those of the program without profiling"

@@ -122,7 +122,7 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
     detail, details = _distribute(spans, ~kept, anchor, top, details_budget - 1)
     is_cut_off = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
     is_separated = is_cut_off & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
-    folds = _describe_folds(spans, kept, fold, lump, anchor, top)
+    folds = _describe_folds(spans, fold, lump, anchor, top)
     return Plan(spans, fold, detail, is_separated, anchor, folds, details)
 
 
@@ -180,7 +180,7 @@ def _limit_folds(spans: Spans, fold: Indices, lumps: Indices, room: int) -> tupl
     return assigned, np.arange(len(largest) + len(distinct)) >= len(largest)
 
 
-def _describe_folds(spans: Spans, kept: Mask, fold: Indices, lump: Mask, anchor: Indices, top: Indices) -> Folds:
+def _describe_folds(spans: Spans, fold: Indices, lump: Mask, anchor: Indices, top: Indices) -> Folds:
     """Return the first span and the parent of each fold."""
     order = np.lexsort((spans.span, spans.start, fold))
     order = order[np.searchsorted(fold[order], 0) :]

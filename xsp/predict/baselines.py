@@ -97,24 +97,33 @@ def power(table: Configurations, factors: Sequence[Factor]) -> Predictor:
     return predict
 
 
-def ridge(table: Configurations, factors: Sequence[Factor]) -> Predictor:
+def ridge(table: Configurations, factors: Sequence[Factor], row_weights: Floats | None = None) -> Predictor:
     """Return a regularised model of logarithms, their squares and their products.
 
     The penalty minimizes generalized cross-validation (Golub, Heath and Wahba 1979), computed from singular values.
+
+    Args:
+        table: rows to learn from.
+        factors: factors of the model.
+        row_weights: weights of the squared errors; None for equal ones.
     """
+    roots = np.ones(len(table)) if row_weights is None else np.sqrt(row_weights / row_weights.mean())
     features = _with_products(table.values, factors)
-    center, spread = features.mean(axis=0), features.std(axis=0)
+    center = np.average(features, axis=0, weights=roots**2)
+    spread = features.std(axis=0)
     is_varying = spread > 1e-9
     if not is_varying.any():  # all rows are equal
         return mean(table, factors)
-    standard_features = (features[:, is_varying] - center[is_varying]) / spread[is_varying]
+    standard_features = roots[:, None] * (features[:, is_varying] - center[is_varying]) / spread[is_varying]
     logs = np.log(table.seconds)
+    intercept = float(np.average(logs, weights=roots**2))
+    target = roots * (logs - intercept)
     left, singular, right = np.linalg.svd(standard_features, full_matrices=False)
-    projection, rows = left.T @ (logs - logs.mean()), len(logs)
+    projection, rows = left.T @ target, len(logs)
     least_score, weights = np.inf, np.zeros(standard_features.shape[1])
     for strength in STRENGTHS:
         shrinkage = singular**2 / (singular**2 + strength * rows)
-        residual = logs - logs.mean() - left @ (shrinkage * projection)
+        residual = target - left @ (shrinkage * projection)
         score = (
             float(residual @ residual) / (1 - (shrinkage.sum() + 1) / rows) ** 2
             if shrinkage.sum() + 1 < rows
@@ -123,7 +132,6 @@ def ridge(table: Configurations, factors: Sequence[Factor]) -> Predictor:
         if score < least_score:
             least_score = score
             weights = right.T @ (projection * singular / (singular**2 + strength * rows))
-    intercept = float(logs.mean())
 
     def predict(values: Values) -> Floats:
         points = _with_products(values, factors)

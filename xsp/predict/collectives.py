@@ -63,6 +63,10 @@ class Link:
         """Return the link as seen by each of several ranks that all use it at the same time."""
         return replace(self, beta=self.beta * ranks) if ranks > 1 else self
 
+    def scaled(self, factor: float) -> Link:
+        """Return the link with collectives that take `factor` times as long."""
+        return replace(self, alpha=self.alpha * factor, beta=self.beta * factor, gamma=self.gamma * factor)
+
     @property
     def description(self) -> str:
         """The constants of the link in words, and their source."""

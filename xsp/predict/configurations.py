@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.errors import UsageError, nearest
+from xsp.predict import quantities
 from xsp.scrub import plain
 
 Value = float | str
@@ -38,8 +38,6 @@ UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u0
 _UNIT = re.compile(rf"(?:^|[\W_])({'|'.join(UNITS)})$")
 _TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
 """Default names of the column of times, of which the first present one is used."""
-
-_MISSING = {"", "nan", "null", "none", "na", "n/a", "-"}
 
 SHAPES = "a table is .csv, .tsv, .json, .jsonl or .parquet with a row for each configuration, or run directories"
 
@@ -77,6 +75,8 @@ class Configurations:
     """Group of each row. Rows of one group are held out together, so that no repetition of a test row is trained on."""
 
     notes: tuple[str, ...] = ()
+    row_numbers: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Number of each row in the table that was read, from 1; empty if unknown."""
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -92,7 +92,8 @@ class Configurations:
     def take(self, indices: NDArray[Any]) -> Configurations:
         """Return some of the rows; levels and ranges of the factors stay those of the whole table."""
         values = {name: column[indices] for name, column in self.values.items()}
-        return Configurations(self.factors, values, self.seconds[indices], self.groups[indices], self.notes)
+        numbers = self.row_numbers[indices] if len(self.row_numbers) else self.row_numbers
+        return Configurations(self.factors, values, self.seconds[indices], self.groups[indices], self.notes, numbers)
 
 
 def of_rows(
@@ -117,7 +118,7 @@ def of_rows(
         UsageError: no row is complete, or a column has values of the wrong type.
     """
     columns = _columns(rows)
-    time, scale = _time_column(columns, time, unit)
+    time, scale = _time_column(rows, columns, time, unit)
     for name in (*factors, *categories, *group):
         if name not in columns:
             raise UsageError(f"no column {name!r}{nearest(name, columns) or _column_list(columns)}")
@@ -128,7 +129,7 @@ def of_rows(
     names = list(dict.fromkeys(factors))
     unused_notes: list[str] = []
     if not names:
-        names, unused_notes = _default_factors([row for row, _ in timed_rows], columns, time, group, categories)
+        names, unused_notes = _default_factors([row for _, row, _ in timed_rows], columns, time, group, categories)
     if not names:
         raise UsageError(
             f"no column has more than one value in the {len(timed_rows):,} of {len(rows):,} rows with a time: record "
@@ -138,52 +139,67 @@ def of_rows(
         raise UsageError(
             f"{len(names)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
         )
-    is_text = {name: _is_category([row for row, _ in timed_rows], name, name in categories) for name in names}
+    timed_values = [row for _, row, _ in timed_rows]
+    is_text = {name: _is_category(timed_values, name, name in categories) for name in names}
     complete_rows = _complete_rows(timed_rows, names, omissions)
     values: dict[str, NDArray[Any]] = {}
+    unit_notes: list[str] = []
     table_factors = tuple(
-        _factor(name, [row.get(name) for row, _ in complete_rows], is_text[name], values) for name in names
+        _factor(name, [row.get(name) for _, row, _ in complete_rows], is_text[name], values, unit_notes)
+        for name in names
     )
-    keys = [tuple(_canonical_value(row.get(name)) for name in (group or names)) for row, _ in complete_rows]
+    keys = [tuple(_canonical_value(row.get(name)) for name in (group or names)) for _, row, _ in complete_rows]
     group_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     notes = [f"{count:,} of {len(rows):,} rows are left out: {reason}" for reason, count in omissions.items() if count]
     return Configurations(
-        table_factors, values, np.array([seconds for _, seconds in complete_rows]),
-        np.array([group_numbers[key] for key in keys]), (*notes, *unused_notes),
+        table_factors, values, np.array([seconds for _, _, seconds in complete_rows]),
+        np.array([group_numbers[key] for key in keys]), (*notes, *unit_notes, *unused_notes),
+        np.array([number for number, _, _ in complete_rows], np.int64),
     )  # fmt: skip
 
 
-def _timed_rows(rows: Sequence[Row], time: str, scale: float, omissions: Counter[str]) -> list[tuple[Row, float]]:
-    """Return the rows with a time above 0, each with its seconds; count the others in `omissions`.
+def _timed_rows(
+    rows: Sequence[Row], time: str, scale: float | None, omissions: Counter[str]
+) -> list[tuple[int, Row, float]]:
+    """Return the rows with a time above 0, each with its number and its seconds; count the others in `omissions`.
+
+    Args:
+        rows: rows of a table.
+        time: column of times, whose cells may have units.
+        scale: seconds of the unit of numbers without one; None if it is not known.
+        omissions: rows that are left out, by reason.
 
     Raises:
         UsageError: there are none.
     """
-    numbers = [_number(row.get(time)) for row in rows]
+    numbers = [quantities.seconds(row.get(time), scale) for row in rows]
     timed_rows = [
-        (row, number * scale) for row, number in zip(rows, numbers, strict=True) if number is not None and number > 0
+        (number, row, seconds)
+        for number, (row, seconds) in enumerate(zip(rows, numbers, strict=True), 1)
+        if seconds is not None and 0 < seconds < 1e100
     ]
     omissions[f"without a time above 0 in {time}"] = len(rows) - len(timed_rows)
     if not timed_rows:
-        texts = [row.get(time) for row in rows if not _is_missing(row.get(time)) and _number(row.get(time)) is None]
-        example = f", such as {str(texts[0])[:40]!r}; write only numbers" if texts else ""
+        texts = [row.get(time) for row, number in zip(rows, numbers, strict=True)
+                 if number is None and not quantities.is_missing(row.get(time))]  # fmt: skip
+        example = f", such as {str(texts[0])[:40]!r}; write 12.3, or 12.3 ms" if texts else ""
         raise UsageError(f"column {time} has no time above 0{example}")
     return timed_rows
 
 
 def _complete_rows(
-    timed_rows: Sequence[tuple[Row, float]], names: Sequence[str], omissions: Counter[str]
-) -> list[tuple[Row, float]]:
+    timed_rows: Sequence[tuple[int, Row, float]], names: Sequence[str], omissions: Counter[str]
+) -> list[tuple[int, Row, float]]:
     """Return the rows with a value for each name; count the others in `omissions`.
 
     Raises:
         UsageError: there are none.
     """
     complete_rows = []
-    for row, seconds in timed_rows:
-        missing_name = next((name for name in names if _is_missing(row.get(name))), None)
+    for number, row, seconds in timed_rows:
+        missing_name = next((name for name in names if quantities.is_missing(row.get(name))), None)
         if missing_name is None:
-            complete_rows.append((row, seconds))
+            complete_rows.append((number, row, seconds))
         else:
             omissions[f"without {missing_name}"] += 1
     if not complete_rows:
@@ -193,8 +209,8 @@ def _complete_rows(
 
 def _canonical_value(value: Any) -> Value:
     """Return a value in a form that is the same for all sources: 64, 64.0 and the text `64` become equal."""
-    number = _number(value)
-    return str(value).strip() if number is None else number
+    found = quantities.quantity(value)
+    return str(value).strip() if found is None or found.unit else found.number
 
 
 def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -211,8 +227,10 @@ def _column_list(columns: Iterable[str]) -> str:
     return f"; there are {', '.join(map(plain, names[:12]))}{', …' if len(names) > 12 else ''}"
 
 
-def _time_column(columns: Sequence[str], time: str | None, unit: str | None) -> tuple[str, float]:
-    """Return the column of times, and its unit in seconds."""
+def _time_column(
+    rows: Sequence[Row], columns: Sequence[str], time: str | None, unit: str | None
+) -> tuple[str, float | None]:
+    """Return the column of times, and its unit in seconds; None if all its cells have units of their own."""
     if time is None:
         time = next((name for name in _TIMES if name in columns), None)
         if time is None:
@@ -220,34 +238,15 @@ def _time_column(columns: Sequence[str], time: str | None, unit: str | None) -> 
     elif time not in columns:
         raise UsageError(f"--time {time}: there is no such column{nearest(time, columns) or _column_list(columns)}")
     unit = unit or _unit(time)
-    if unit is None:
+    if unit is None and any(quantities.number(row.get(time)) is not None for row in rows):
         raise UsageError(f"the unit of {time!r} is not known: --unit s, ms, us or ns")
-    return time, UNITS[unit]
+    return time, None if unit is None else UNITS[unit]
 
 
 def _unit(column: str) -> str | None:
     """Return the unit at the end of a column's name; None if there is none."""
     match = _UNIT.search(column.lower())
     return match[1] if match else None
-
-
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, float) and not math.isfinite(value))
-        or (isinstance(value, str) and value.strip().lower() in _MISSING)
-    )
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number, which may be a text; None for `inf`, booleans and other values."""
-    if isinstance(value, bool) or _is_missing(value) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) and abs(number) < 1e100 else None
 
 
 def _default_factors(
@@ -261,7 +260,7 @@ def _default_factors(
     for name in columns:
         if name == time or name in group or _unit(name) is not None:
             continue
-        values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
+        values = [row.get(name) for row in rows if not quantities.is_missing(row.get(name))]
         distinct = len(set(map(str, values)))
         if distinct < 2:
             continue
@@ -282,27 +281,36 @@ def _is_category(rows: Sequence[Row], name: str, is_stated: bool) -> bool:
     Raises:
         UsageError: the column is a mixture of texts and numbers, or has other values.
     """
-    values = [row.get(name) for row in rows if not _is_missing(row.get(name))]
+    values = [row.get(name) for row in rows if not quantities.is_missing(row.get(name))]
     invalid = next((value for value in values if not isinstance(value, (int, float, str, bool))), None)
     if invalid is not None:
         raise UsageError(
             f"column {plain(name)} has {str(invalid)[:40]!r}, which is neither a number nor a text: name the columns "
             "to use, --extrinsic A,B"
         )
-    numbers = sum(1 for value in values if _number(value) is not None)
-    if is_stated or not numbers:
+    if is_stated:
         return True
-    if numbers < len(values):
-        text = next(value for value in values if _number(value) is None)
-        raise UsageError(
-            f"column {plain(name)} has numbers, and {str(text)[:40]!r}: write numbers without units, or name it with "
-            f"--category {plain(name)}"
-        )
+    found = [quantities.quantity(value) for value in values]
+    units = {entry.unit for entry in found if entry is not None}
+    if not units:
+        return True
+    text = next((value for value, entry in zip(values, found, strict=True) if entry is None), None)
+    if text is not None and units != {""}:
+        return True  # texts of which some begin with a number: 2d, v100
+    remedy = f"write them alike, or name it with --category {plain(name)}"
+    if "" in units and text is None:
+        text = next((value for value, entry in zip(values, found, strict=True) if entry and entry.unit), None)
+    if text is not None:
+        raise UsageError(f"column {plain(name)} has numbers, and {str(text)[:40]!r}: {remedy}")
+    if quantities.scales(units) is None:
+        examples = {entry.unit: value for value, entry in zip(values, found, strict=True) if entry is not None}
+        texts = " and ".join(repr(str(examples[unit])[:40]) for unit in sorted(units)[:2])
+        raise UsageError(f"column {plain(name)} has {texts}, in units that cannot be converted: {remedy}")
     return False
 
 
-def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArray[Any]]) -> Factor:
-    """Return the factor of a column, and add its array to `values`."""
+def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArray[Any]], notes: list[str]) -> Factor:
+    """Return the factor of a column; add its array to `values`, and a text on its unit to `notes`."""
     if is_text:
         texts = [str(value).strip() for value in column]
         counts = Counter(texts)
@@ -312,7 +320,22 @@ def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArr
             )
         values[name] = np.array(texts, dtype=object)
         return Factor(name, tuple(sorted(counts, key=lambda text: (-counts[text], text))))
-    numbers = np.array([_number(value) for value in column], dtype=float)
+    found = [entry for entry in map(quantities.quantity, column) if entry is not None]
+    units = {entry.unit for entry in found}
+    by_unit = quantities.scales(units) or {}
+    numbers = np.array([entry.number * by_unit[entry.unit] for entry in found], dtype=float)
+    if units != {""}:
+        base = (
+            min(units)
+            if set(by_unit.values()) == {1.0}
+            else "s"
+            if min(units).lower() in quantities.TIME_UNITS
+            else "B"
+        )
+        notes.append(
+            f"column {plain(name)} has numbers with units, read as numbers in {base}; --category {plain(name)} takes "
+            "them as texts"
+        )
     if numbers.min() <= 0:
         raise UsageError(
             f"column {plain(name)} has {numbers.min():g}, which cannot be raised to a power: add a constant, leave the "

@@ -14,16 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xsp import stats
 from xsp.errors import UsageError
-from xsp.predict import baselines, generic
+from xsp.predict import baselines, generic, identifiability, robust
 from xsp.predict.baselines import Predictor, Values
 from xsp.predict.configurations import Configurations, Factor, Floats
 from xsp.predict.generic import Fit, Form
+from xsp.predict.robust import Outlier
 
 GENERIC = "generic"
 FOLDS = 5
 LEAST_GROUPS = 3
 RESAMPLES = 200
+LEAST_KIND_ROWS = 5
+KIND_FACTOR = 1.25
+MOST_KINDS = 4
+"""Of the values of factors, as many are named as have this number of rows and this multiple of the mean error."""
+
 FOREST_RESAMPLES = 40
 """Number of resampled forests: a forest takes longer than any other model, and already averages resampled trees."""
 
@@ -45,6 +52,15 @@ class Error(NamedTuple):
     median: float
     worst: float
     """The 90th percentile."""
+
+
+class KindError(NamedTuple):
+    """Mean error of the offered model on the held-out rows with one value of a factor."""
+
+    factor: str
+    value: float | str
+    rows: int
+    mean: float
 
 
 class Extrapolation(NamedTuple):
@@ -77,10 +93,24 @@ class Evaluation:
     missing_baselines: Mapping[str, str] = field(default_factory=dict)
     """Baselines that cannot be trained on the table, with the reason for each."""
 
+    outliers: tuple[Outlier, ...] = ()
+    """Rows that are not in the table, because models of the other rows do not explain them."""
+
+    kind_errors: tuple[KindError, ...] = ()
+    """Values of factors whose held-out rows have the largest errors of the offered model."""
+
+    @property
+    def bound_reasons(self) -> tuple[str, ...]:
+        """Texts on exponents of the generic model at the bound of the search."""
+        return tuple(reason for fit in self.fits.values() for reason in identifiability.bound_reasons(fit))
+
     @property
     def offered_model(self) -> str:
-        """Return the model with the smallest mean error on held-out configurations."""
-        return self.errors[0].model
+        """Return the model with the smallest mean error on held-out configurations.
+
+        The generic model is passed over if one of its exponents is at the bound of the search.
+        """
+        return offered(self.errors, bool(self.bound_reasons))
 
     @property
     def drop_reasons(self) -> tuple[str, ...]:
@@ -124,6 +154,8 @@ def judge(
     groups = len(np.unique(table.groups))
     if groups < LEAST_GROUPS:
         raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
+    table, outliers = _without_outliers(table, split, seed)
+    groups = len(np.unique(table.groups))
     folds = generic.folds(table.groups, FOLDS, seed)
     kinds = np.zeros(len(table)) if split.category is None else table.values[split.category]
     for training_rows, heldout_rows in folds:
@@ -144,11 +176,62 @@ def judge(
             predictions.setdefault(name, []).append(predictor(table.take(heldout_rows).values))
     joined_predictions = {name: np.concatenate(arrays) for name, arrays in predictions.items()}
     errors = _errors(joined_predictions, table.seconds[test_rows])
-    residuals = np.log(table.seconds[test_rows] / np.maximum(joined_predictions[errors[0].model], 1e-300))
+    is_at_bound = any(identifiability.bound_reasons(fit) for fit in fits.values())
+    offered_predictions = joined_predictions[offered(errors, is_at_bound)]
+    residuals = np.log(table.seconds[test_rows] / np.maximum(offered_predictions, 1e-300))
+    kind_errors = _kind_errors(table.take(test_rows), np.abs(offered_predictions / table.seconds[test_rows] - 1))
     extrapolations = tuple(_extrapolations(table, split, seed)) if with_extrapolations else ()
     factors = [table.factor(name) for name in (*split.intrinsic, *split.extrinsic)]
     missing = baselines.missing_baselines(table, factors)
-    return Evaluation(table, split, seed, fits, errors, residuals, groups, extrapolations, missing)
+    return Evaluation(
+        table, split, seed, fits, errors, residuals, groups, extrapolations, missing, outliers, kind_errors
+    )
+
+
+def offered(errors: Sequence[Error], is_at_bound: bool) -> str:
+    """Return the name of the model that is offered.
+
+    Args:
+        errors: errors of the models, the smallest first.
+        is_at_bound: whether an exponent of the generic model is not identified.
+    """
+    return next((error.model for error in errors if error.model != GENERIC or not is_at_bound), errors[0].model)
+
+
+def _without_outliers(table: Configurations, split: Split, seed: int) -> tuple[Configurations, tuple[Outlier, ...]]:
+    """Return the table without outliers, and the outliers: rows that two models do not explain that lack them."""
+    first, second = np.full(len(table), np.nan), np.full(len(table), np.nan)
+    factors = [table.factor(name) for name in (*split.intrinsic, *split.extrinsic)]
+    for training_rows, heldout_rows in generic.folds(table.groups, FOLDS, seed):
+        part, heldout = table.take(training_rows), table.take(heldout_rows)
+        try:
+            fits = {
+                value: generic.fit(each, form, seed, generic.PENALTIES[:1]).predict
+                for value, each, form in separate_tables(part, split)
+            }
+        except UsageError:
+            return table, ()  # too few rows; `judge` says so if that matters
+        first[heldout_rows] = by_category(split.category, fits)(heldout.values)
+        second[heldout_rows] = robust.robust_ridge(part, factors)(heldout.values)
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return table, ()
+    is_outlier = robust.outliers(table, first, second)
+    kept = table.take(np.flatnonzero(~is_outlier))
+    if len(np.unique(kept.groups)) < LEAST_GROUPS:
+        return table, ()
+    return kept, robust.described(table, np.flatnonzero(is_outlier), first)
+
+
+def _kind_errors(table: Configurations, deviations: Floats) -> tuple[KindError, ...]:
+    """Return the values of factors with the largest mean errors, as far as they are above the mean of all rows."""
+    found = [
+        KindError(factor.name, value, int(rows.sum()), float(deviations[rows].mean()))
+        for factor in table.factors
+        for value in sorted(set(table.values[factor.name].tolist()))
+        if LEAST_KIND_ROWS <= (rows := table.values[factor.name] == value).sum() < len(table)
+    ]
+    large = [entry for entry in found if entry.mean > KIND_FACTOR * deviations.mean()]
+    return tuple(sorted(large, key=lambda entry: -entry.mean)[:MOST_KINDS])
 
 
 def separate_tables(table: Configurations, split: Split) -> list[tuple[str | None, Configurations, Form]]:
@@ -273,7 +356,7 @@ def predict(evaluation: Evaluation, requested: Sequence[Mapping[str, float | str
     logs = np.log(np.maximum(spread(evaluation, values), 1e-300))
     rng = np.random.default_rng(evaluation.seed)
     noise = rng.choice(evaluation.residuals, logs.shape)
-    low, high = np.exp(np.percentile(logs + noise, [2.5, 97.5], axis=0))
+    low, high = np.exp(stats.resampled_ends(logs + noise))
     return [
         Point(dict(configuration), float(seconds[index]), min(float(low[index]), float(seconds[index])),
               max(float(high[index]), float(seconds[index])), extrapolation_notes(evaluation, configuration))

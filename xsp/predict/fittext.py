@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xsp.advise.text import duration
 from xsp.predict import identifiability
 from xsp.predict.configurations import Configurations, Factor
 from xsp.predict.crossvalidation import GENERIC, Error, Evaluation, Extrapolation, Point
@@ -16,11 +15,15 @@ from xsp.predict.identifiability import Parameter
 from xsp.predict.nextrun import Proposal
 from xsp.predict.text import column_lines, labelled_lines, wrap_lines
 from xsp.scrub import plain
+from xsp.texts import seconds_text, share_text
 
 FACTORS_PER_TABLE = 3
 """Number of factors side by side, so that a line fits a terminal."""
 
-FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised"
+MOST_OUTLIERS = 8
+"""Number of outliers that are listed in text."""
+
+FORM = "t = (Σ a·(I/r)^p) · (Π (E/r)^q) + C; squared relative errors are minimised, with less weight for outliers"
 
 
 def page(evaluation: Evaluation) -> str:
@@ -36,6 +39,8 @@ def page(evaluation: Evaluation) -> str:
         lines += ["", "beyond: mean error for the largest values (rows), learned from smaller ones"]
         lines += _extrapolation_tables(evaluation.extrapolations)
     lines += ["", *wrap_lines(verdict(evaluation), "  ")]
+    lines += labelled_lines("largest errors", _kind_texts(evaluation))
+    lines += labelled_lines("outliers, left out", _outlier_texts(evaluation))
     for value, fit in evaluation.fits.items():
         lines += ["", *wrap_lines(_fit_heading(evaluation, value, fit), "  ")]
         rows = map(_parameter_cells, identifiability.parameters(fit, len(_fit_rows(evaluation, value))))
@@ -52,6 +57,27 @@ def _missing_texts(evaluation: Evaluation) -> list[str]:
     return [f"no baseline {name}: {reason}" for name, reason in evaluation.missing_baselines.items()]
 
 
+def _kind_texts(evaluation: Evaluation) -> list[str]:
+    return [
+        f"{_text({entry.factor: entry.value})}: {share_text(entry.mean, 1)} on {entry.rows:,} rows"
+        for entry in evaluation.kind_errors
+    ]
+
+
+def _outlier_texts(evaluation: Evaluation) -> list[str]:
+    """Return texts on the outliers, the number of all of them first."""
+    outliers = evaluation.outliers
+    if not outliers:
+        return []
+    rows = len(outliers) + len(evaluation.table)
+    return [
+        f"{len(outliers):,} of {rows:,} rows, whose times differ from what two models of the other rows predict",
+        *(f"row {entry.row} ({_text(entry.configuration)}): {seconds_text(entry.seconds)}, expected "
+          f"{seconds_text(entry.expected)}" for entry in outliers[:MOST_OUTLIERS]),
+        *([f"{len(outliers) - MOST_OUTLIERS:,} more, in --format json"] if len(outliers) > MOST_OUTLIERS else []),
+    ]  # fmt: skip
+
+
 def verdict(evaluation: Evaluation) -> str:
     """Return a text on which model is offered, and why."""
     generic = next((error for error in evaluation.errors if error.model == GENERIC), None)
@@ -63,27 +89,32 @@ def verdict(evaluation: Evaluation) -> str:
     best = next(error for error in evaluation.errors if error.model != GENERIC)
     if evaluation.offered_model == GENERIC:
         return (
-            f"The generic model is offered: its mean error on held-out configurations is {_percent(generic.mean)}, "
-            f"that of the best baseline ({best.model}) {_percent(best.mean)}."
+            "The generic model is offered: its mean error on held-out configurations is "
+            f"{share_text(generic.mean, 1)}, that of the best baseline ({best.model}) {share_text(best.mean, 1)}."
+        )
+    if evaluation.errors[0].model == GENERIC:
+        return (
+            f"The generic model is not offered: {evaluation.bound_reasons[0]}. xsp predict at uses "
+            f"{evaluation.offered_model}, with {share_text(best.mean, 1)} on held-out configurations."
         )
     return (
-        f"The generic model is not offered: on held-out configurations {best.model} is better, {_percent(best.mean)} "
-        f"against {_percent(generic.mean)}. xsp predict at uses {best.model}."
+        f"The generic model is not offered: on held-out configurations {best.model} is better, "
+        f"{share_text(best.mean, 1)} against {share_text(generic.mean, 1)}. xsp predict at uses {best.model}."
     )
 
 
+def _offered_error(evaluation: Evaluation) -> Error:
+    return next(error for error in evaluation.errors if error.model == evaluation.offered_model)
+
+
 def _error_cells(error: Error) -> list[str]:
-    return [error.model, _percent(error.mean), _percent(error.median), _percent(error.worst)]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 10 else f"{100 * share:,.0f} %"
+    return [error.model, share_text(error.mean, 1), share_text(error.median, 1), share_text(error.worst, 1)]
 
 
 def _extrapolation_tables(results: Sequence[Extrapolation]) -> list[str]:
     """Return tables with a row for each model and a column for each factor, as many side by side as fit."""
     names = [GENERIC, *sorted({error.model for result in results for error in result.errors} - {GENERIC})]
-    errors_by_model = [{error.model: _percent(error.mean) for error in result.errors} for result in results]
+    errors_by_model = [{error.model: share_text(error.mean, 1) for error in result.errors} for result in results]
     headings = [f"{plain(result.factor)[:16]} ≥ {result.value:.4g} ({result.rows})" for result in results]
     lines: list[str] = []
     for begin in range(0, len(results), FACTORS_PER_TABLE):
@@ -127,10 +158,12 @@ def _formula(fit: Fit) -> str:
 
 def _parameter_cells(parameter: Parameter) -> list[str]:
     values = (parameter.value, parameter.low, parameter.high)
+    if parameter.why_not is not None and parameter.low is None:
+        return [plain(parameter.name), "not identified", "–", "–"]
     if parameter.name.startswith("exponent"):
         texts = [_exponent(value) for value in values]
     elif _is_seconds(parameter.name):
-        texts = ["–" if value is None else duration(1e3 * value) for value in values]
+        texts = [seconds_text(value) for value in values]
     else:
         texts = ["–" if value is None else f"× {_multiplier(value):.3g}" for value in values]
     return [plain(parameter.name), *texts]
@@ -184,6 +217,8 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "offered": evaluation.offered_model,
         "verdict": verdict(evaluation),
         "heldout": [error._asdict() for error in evaluation.errors],
+        "outliers": [{**entry._asdict(), "configuration": dict(entry.configuration)} for entry in evaluation.outliers],
+        "largest_errors": [entry._asdict() for entry in evaluation.kind_errors],
         "beyond": [
             {**result._asdict(), "errors": [error._asdict() for error in result.errors]}
             for result in evaluation.extrapolations
@@ -214,11 +249,11 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
 def points_text(evaluation: Evaluation, predictions: Sequence[Point]) -> str:
     """Return predicted configurations with their intervals."""
     rows = [
-        [*(duration(1e3 * value) for value in (point.seconds, point.low, point.high)),
+        [*(seconds_text(value) for value in (point.seconds, point.low, point.high)),
          "!" * bool(point.extrapolation_notes), _text(point.configuration)] for point in predictions
     ]  # fmt: skip
     lines = _rows(("step", "from", "to", "", "configuration"), rows)
-    error = _percent(evaluation.errors[0].mean)
+    error = share_text(_offered_error(evaluation).mean, 1)
     summary = f"model: {evaluation.offered_model}, mean error {error} on held-out configurations"
     lines += ["", *wrap_lines(summary, "  ")]
     if evaluation.offered_model != GENERIC:
@@ -260,7 +295,7 @@ def points_json(evaluation: Evaluation, predictions: Sequence[Point]) -> dict[st
     return {
         "xsp_predict_at": 1,
         "model": evaluation.offered_model,
-        "heldout_mean_error": evaluation.errors[0].mean,
+        "heldout_mean_error": _offered_error(evaluation).mean,
         "points": [
             {"configuration": dict(point.configuration), "step_s": point.seconds, "low_s": point.low,
              "high_s": point.high, "extrapolated": list(point.extrapolation_notes)} for point in predictions
@@ -275,8 +310,8 @@ def proposals_text(
     if not proposals:
         return "Every combination of the recorded values has been recorded: record other values, larger ones first."
     rows = [
-        [f"{number}", duration(1e3 * candidate.predicted), f"± {100 * candidate.uncertainty:.2g} %",
-         duration(1e3 * candidate.cost), f"{100 * candidate.remaining_uncertainty:.0f} %",
+        [f"{number}", seconds_text(candidate.predicted), f"± {100 * candidate.uncertainty:.2g} %",
+         seconds_text(candidate.cost), f"{100 * candidate.remaining_uncertainty:.0f} %",
          _text(candidate.configuration)]
         for number, candidate in enumerate(proposals, 1)
     ]  # fmt: skip

@@ -7,9 +7,11 @@ a factor, so that each a is seconds at the reference. An intrinsic category has 
 extrinsic category has a multiplier for each of its values, which is 1 for the most frequent value. All a and C are at
 least 0. Without intrinsic factors the sum is one coefficient.
 
-The fit minimizes squared relative error, with a penalty on the exponents (L1, L2 or none, by cross-validation). For
-given exponents the best a and C are a problem of non-negative least squares, so that only exponents are searched:
-by differential evolution, then by the Gauss–Newton method with variable projection (Kaufman's form).
+The fit minimizes squared relative error, with a penalty on the exponents (L1, L2 or none, by cross-validation), and
+with weights that limit the influence of outliers (`robust`). For given exponents the best a and C are a problem of
+non-negative least squares, so that only exponents and multipliers are searched: by differential evolution, then by the
+Gauss–Newton method with variable projection (Kaufman's form), in turn with new weights. Exponents have a bound; the
+multipliers of categories have none.
 """
 
 from __future__ import annotations
@@ -23,10 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.errors import UsageError
+from xsp.predict import robust
 from xsp.predict.configurations import Configurations, Factor, Floats
 
-BOUND = 3.0
-"""Maximum magnitude of exponents, and of the logarithms of the multipliers of categories."""
+SEARCH_RANGE = 3.0
+"""Range of the first search: of exponents around 0, of the logarithms of multipliers around a log-linear model's."""
+
+BOUND = 6.0
+"""Maximum magnitude of exponents. An exponent at the bound is not identified."""
+
+REWEIGHTINGS = 6
+"""Number of fits with weights from the previous one."""
 
 MOST_SEARCH_ROWS = 2_000
 """Maximum number of rows of a search; of a larger table this many rows are drawn."""
@@ -79,6 +88,11 @@ class Form:
     def has_constant(self) -> bool:
         """Whether C can be distinguished from the coefficients of the sum."""
         return bool(self.extrinsic) or not any(factor.levels for factor in self.intrinsic)
+
+    @property
+    def exponent_count(self) -> int:
+        """Number of exponents; they are the first of the shapes, and the others are multipliers."""
+        return sum(1 for factor in (*self.intrinsic, *self.extrinsic) if factor.is_numeric)
 
     @property
     def parameter_count(self) -> int:
@@ -238,9 +252,12 @@ def fit(table: Configurations, model_form: Form, seed: int = 0, penalties: Seque
     check_rows(table, model_form)
     table = sample_rows(table, seed)
     inputs = design(model_form, table.values)
-    start = _search(inputs, table.seconds, seed)
-    penalty = _choose_penalty(inputs, table, start, penalties, seed)
-    shapes, coefficients = _refine(inputs, table.seconds, start, penalty)
+    factors = (*model_form.intrinsic, *model_form.extrinsic)
+    problem = _Problem(inputs, table.seconds, np.sqrt(robust.first_weights(table, factors)), model_form.exponent_count)
+    start = _search(problem, seed)
+    start, problem = _refine_robustly(problem, start, table, model_form)
+    penalty = _choose_penalty(problem, table, start, penalties, seed)
+    shapes, coefficients = _refine(problem, start, penalty)
     return Fit(model_form, shapes, coefficients, penalty)
 
 
@@ -270,12 +287,19 @@ def sample_rows(table: Configurations, seed: int) -> Configurations:
 def with_bootstrap(base_fit: Fit, table: Configurations, count: int, seed: int) -> Fit:
     """Return a fit with `count` bootstrap fits to tables of resampled groups, each refined from the fit."""
     table = sample_rows(table, seed)
-    inputs = design(base_fit.form, table.values)
+    model_form, inputs = base_fit.form, design(base_fit.form, table.values)
+    residuals = _log_residuals(base_fit.predict(table.values), table.seconds)
+    problem = _Problem(inputs, table.seconds, np.ones(len(table)), model_form.exponent_count)
+    problem = _reweighted(problem, residuals, table, model_form)
     rng = np.random.default_rng(seed)
     refits = []
     for _ in range(count):
         indices = resample_rows(table.groups, rng)
-        refits.append(_refine(inputs.take(indices), table.seconds[indices], base_fit.shapes, base_fit.penalty))
+        part = problem.take(indices)
+        shapes, coefficients = _refine(part, base_fit.shapes, base_fit.penalty)
+        residuals = _log_residuals(part.inputs.columns(shapes) @ coefficients, part.seconds)
+        part = _reweighted(part, residuals, table.take(indices), model_form)
+        refits.append(_refine(part, shapes, base_fit.penalty))
     return replace(base_fit, bootstrap=tuple(refits))
 
 
@@ -303,50 +327,115 @@ def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return differential_evolution, nnls
 
 
-def _solve(inputs: Design, seconds: Floats, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
-    """Return non-negative coefficients, the columns relative to the times, and the sum of squared relative errors."""
-    columns = inputs.columns(shapes) / seconds[:, None]
+class _Problem(NamedTuple):
+    """What a fit minimizes: weighted squared relative errors."""
+
+    inputs: Design
+    seconds: Floats
+    roots: Floats
+    """Square roots of the weights of the rows."""
+
+    exponent_count: int
+
+    def take(self, indices: NDArray[Any]) -> _Problem:
+        """Return some of the rows."""
+        return _Problem(
+            self.inputs.take(indices), self.seconds[indices], self.roots[indices], self.exponent_count
+        )  # fmt: skip
+
+    def clip(self, shapes: Floats) -> Floats:
+        """Return shapes whose exponents are within the bound."""
+        count = self.exponent_count
+        return np.concatenate([np.clip(shapes[:count], -BOUND, BOUND), shapes[count:]])
+
+
+def _solve(problem: _Problem, shapes: Floats, nnls: Callable[..., Any]) -> tuple[Floats, Floats, float]:
+    """Return non-negative coefficients, the columns of the weighted relative errors, and the sum of their squares."""
+    roots = problem.roots
+    columns = problem.inputs.columns(shapes) * (roots / problem.seconds)[:, None]
     norms = np.sqrt((columns * columns).sum(axis=0))
     norms[(norms == 0) | ~np.isfinite(norms)] = 1.0
     try:
-        solution, residual = nnls(columns / norms, np.ones(len(seconds)))
+        solution, residual = nnls(columns / norms, roots)
     except (RuntimeError, ValueError):  # iteration limit reached, or values that are not finite
-        return np.zeros(columns.shape[1]), columns, float(len(seconds))
+        return np.zeros(columns.shape[1]), columns, float((roots * roots).sum())
     return solution / norms, columns, float(residual) ** 2
 
 
-def _search(inputs: Design, seconds: Floats, seed: int) -> Floats:
-    """Return the exponents that differential evolution finds."""
+def _search(problem: _Problem, seed: int) -> Floats:
+    """Return the exponents and multipliers that differential evolution finds."""
     evolve, nnls = solvers()
+    inputs, rows = problem.inputs, len(problem.seconds)
     count = inputs.powers.shape[1] + inputs.scales.shape[1]
     if not count:
         return np.empty(0)
+    centers = np.zeros(count)
+    centers[problem.exponent_count :] = _log_linear_multipliers(problem)
     result = evolve(
-        lambda shapes: _solve(inputs, seconds, shapes, nnls)[2] / len(seconds), [(-BOUND, BOUND)] * count,
+        lambda shapes: _solve(problem, shapes, nnls)[2] / rows,
+        [(center - SEARCH_RANGE, center + SEARCH_RANGE) for center in centers],
         rng=np.random.default_rng(seed), popsize=max(4, 30 // count), maxiter=15 + 10 * count, tol=1e-3, polish=False,
     )  # fmt: skip
     return np.asarray(result.x, dtype=float)
 
 
-def _refine(inputs: Design, seconds: Floats, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
+def _log_linear_multipliers(problem: _Problem) -> Floats:
+    """Return the logarithms of the multipliers in a product of powers and multipliers, fitted to the logarithms."""
+    inputs = problem.inputs
+    columns = np.column_stack([np.ones(len(problem.seconds)), inputs.powers, inputs.levels[:, 1:], inputs.scales])
+    target = np.log(problem.seconds) * problem.roots
+    solution = np.linalg.lstsq(columns * problem.roots[:, None], target, rcond=1e-10)[0]
+    count = inputs.powers.shape[1] + inputs.scales.shape[1] - problem.exponent_count
+    return np.asarray(solution[len(solution) - count :], dtype=float)
+
+
+def _log_residuals(predictions: Floats, seconds: Floats) -> Floats:
+    """Return the logarithms of measured over predicted time."""
+    residuals: Floats = np.log(seconds / np.maximum(predictions, 1e-300))
+    return residuals
+
+
+def _refine_robustly(
+    problem: _Problem, start: Floats, table: Configurations, model_form: Form
+) -> tuple[Floats, _Problem]:
+    """Return the shapes and weights on which fits and weights agree, from the weights of the problem."""
+    shapes = start
+    for _ in range(REWEIGHTINGS):
+        shapes, coefficients = _refine(problem, shapes, Penalty("none"))
+        residuals = _log_residuals(problem.inputs.columns(shapes) @ coefficients, problem.seconds)
+        previous, problem = problem, _reweighted(problem, residuals, table, model_form)
+        if float(np.abs(problem.roots - previous.roots).max()) < 1e-3:
+            break
+    return shapes, problem
+
+
+def _reweighted(problem: _Problem, residuals: Floats, table: Configurations, model_form: Form) -> _Problem:
+    """Return a problem with the weights that follow from the residuals of a fit."""
+    factors = (*model_form.intrinsic, *model_form.extrinsic)
+    weights = robust.table_weights(table, factors, residuals, model_form.parameter_count)
+    return problem._replace(roots=np.sqrt(weights))
+
+
+def _refine(problem: _Problem, start: Floats, penalty: Penalty) -> tuple[Floats, Floats]:
     """Return exponents and coefficients, improved from a start by damped steps until the error stops decreasing."""
     _, nnls = solvers()
-    shapes, damping = start.copy(), 1e-3
-    coefficients, columns, loss = _solve(inputs, seconds, shapes, nnls)
-    loss += _penalty_cost(shapes, penalty, len(seconds))
+    rows = len(problem.seconds)
+    shapes, damping = problem.clip(start), 1e-3
+    coefficients, columns, loss = _solve(problem, shapes, nnls)
+    loss += _penalty_cost(shapes, penalty, rows)
     for _ in range(60):
         if not len(shapes):
             break
-        slopes, errors = _linearize(inputs, seconds, coefficients, columns, shapes, penalty)
+        slopes, errors = _linearize(problem, coefficients, columns, shapes, penalty)
         normal_matrix, gradient = slopes.T @ slopes, slopes.T @ errors
         is_better = False
         for _ in range(8):
             step = np.linalg.lstsq(
                 normal_matrix + damping * np.diag(np.diag(normal_matrix) + 1e-12), -gradient, rcond=None
             )[0]
-            trial = np.clip(shapes + step, -BOUND, BOUND)
-            solution = _solve(inputs, seconds, trial, nnls)
-            trial_loss = solution[2] + _penalty_cost(trial, penalty, len(seconds))
+            trial = problem.clip(shapes + step)
+            solution = _solve(problem, trial, nnls)
+            trial_loss = solution[2] + _penalty_cost(trial, penalty, rows)
             if trial_loss < loss:
                 is_better, damping = True, max(damping / 5, 1e-9)
                 break
@@ -357,7 +446,7 @@ def _refine(inputs: Design, seconds: Floats, start: Floats, penalty: Penalty) ->
         shapes, coefficients, columns, loss = trial, solution[0], solution[1], trial_loss
         if gain <= 1e-10 * max(loss, 1e-300) or shift < 1e-8:
             break
-    return _fill_absent(inputs, shapes, coefficients)
+    return _fill_absent(problem.inputs, shapes, coefficients)
 
 
 def _fill_absent(inputs: Design, shapes: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
@@ -380,19 +469,19 @@ def _penalty_cost(shapes: Floats, penalty: Penalty, rows: int) -> float:
 
 
 def _linearize(
-    inputs: Design, seconds: Floats, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
+    problem: _Problem, coefficients: Floats, columns: Floats, shapes: Floats, penalty: Penalty
 ) -> tuple[Floats, Floats]:
     """Return the Jacobian and the errors, with the coefficients projected out; the penalty adds rows to both."""
     terms = columns * coefficients
-    slopes = inputs.slopes(terms)
-    errors = terms.sum(axis=1) - 1.0
+    slopes = problem.inputs.slopes(terms)
+    errors = terms.sum(axis=1) - problem.roots
     active_columns = columns[:, coefficients > 0]
     if active_columns.shape[1]:
         basis = np.linalg.qr(active_columns / np.sqrt((active_columns * active_columns).sum(axis=0)))[0]
         slopes = slopes - basis @ (basis.T @ slopes)
     if penalty.kind == "none":
         return slopes, errors
-    weights = np.full(len(shapes), penalty.strength * len(seconds))
+    weights = np.full(len(shapes), penalty.strength * len(problem.seconds))
     if penalty.kind == "l1":
         weights = weights / (2 * (np.abs(shapes) + 1e-6))
     roots = np.sqrt(weights)
@@ -400,7 +489,7 @@ def _linearize(
 
 
 def _choose_penalty(
-    inputs: Design, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int
+    problem: _Problem, table: Configurations, start: Floats, penalties: Sequence[Penalty], seed: int
 ) -> Penalty:
     """Return the penalty with the smallest error on held-out groups.
 
@@ -416,9 +505,10 @@ def _choose_penalty(
     for penalty in penalties:
         errors = []
         for training_rows, heldout_rows in splits:
-            parameters = _refine(inputs.take(training_rows), table.seconds[training_rows], start, penalty)
-            predictions = inputs.take(heldout_rows).columns(parameters[0]) @ parameters[1]
-            errors.append((predictions / table.seconds[heldout_rows] - 1) ** 2)
+            parameters = _refine(problem.take(training_rows), start, penalty)
+            heldout = problem.take(heldout_rows)
+            predictions = heldout.inputs.columns(parameters[0]) @ parameters[1]
+            errors.append((heldout.roots * (predictions / heldout.seconds - 1)) ** 2)
         losses.append(np.concatenate(errors))
     best = min(range(len(losses)), key=lambda index: float(losses[index].mean()))
     gain = losses[0] - losses[best]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xsp import stats
 from xsp.predict import generic
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Fit
@@ -19,7 +20,7 @@ WIDE_INTERVAL = 1.0
 
 
 class Parameter(NamedTuple):
-    """A parameter with its 95 % interval, which is None without resampled fits."""
+    """A parameter with its 95 % interval, which is None without resampled fits and for a parameter at a bound."""
 
     name: str
     value: float
@@ -40,24 +41,41 @@ def parameters(fit: Fit, rows: int) -> list[Parameter]:
         return [Parameter(name, float(value), None, None, None) for name, value in zip(names, values, strict=True)]
     samples = np.array([np.concatenate(sample) for sample in fit.bootstrap])
     widening = np.sqrt(rows / max(1, rows - fit.form.parameter_count))
-    low, high = (
-        values + (np.percentile(samples, percentile, axis=0) - values) * widening for percentile in (2.5, 97.5)
-    )
+    low, high = values + (stats.resampled_ends(samples) - values) * widening
     result = []
     for index, name in enumerate(names):
         is_shape = index < len(fit.shapes)
         lower = float(low[index]) if is_shape else max(0.0, float(low[index]))
         reason = _why_not(fit, index, float(values[index]), lower, float(high[index])) if is_shape else None
-        result.append(Parameter(name, float(values[index]), lower, float(high[index]), reason))
+        is_identified = not (is_shape and is_at_bound(fit, index))
+        result.append(
+            Parameter(name, float(values[index]), lower if is_identified else None,
+                      float(high[index]) if is_identified else None, reason)
+        )  # fmt: skip
     return result
+
+
+def is_at_bound(fit: Fit, index: int) -> bool:
+    """Return whether a shape is an exponent at the bound of the search; multipliers have none."""
+    return index < fit.form.exponent_count and abs(float(fit.shapes[index])) > generic.BOUND - 1e-3
+
+
+def bound_reasons(fit: Fit) -> list[str]:
+    """Return texts on exponents at the bound of the search whose terms are not 0."""
+    count = sum(1 for factor in fit.form.intrinsic if factor.is_numeric)
+    return [
+        f"{name} is at the bound of the search, {fit.shapes[index]:+.3g}, so it is not identified"
+        for index, name in enumerate(fit.form.shapes)
+        if is_at_bound(fit, index) and not (index < count and fit.coefficients[index] == 0)
+    ]
 
 
 def _why_not(fit: Fit, index: int, value: float, low: float, high: float) -> str | None:
     """Return why the data do not determine an exponent or multiplier; None if they do."""
     if index < sum(1 for factor in fit.form.intrinsic if factor.is_numeric) and fit.coefficients[index] == 0:
         return "its term is 0, so any exponent fits"
-    if abs(value) > generic.BOUND - 1e-3:
-        return f"it is at the bound of the search, {value:+.3g}"
+    if is_at_bound(fit, index):
+        return f"it is at the bound of the search, {value:+.3g}: not identified"
     return f"any from {low:.2g} to {high:.2g} fits" if high - low > WIDE_INTERVAL else None
 
 

@@ -7,18 +7,41 @@ is part of the link. Other numbers of ranks raise an error: on other machines th
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xsp.bench import transfers
 from xsp.bench.shapes import Shape
+from xsp.bench.spec import Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, Curve
 from xsp.errors import UsageError
 from xsp.predict.collectives import Link
+from xsp.stats import student
 
 NAME = "measured"
+
+PRIOR_DRIFT = 0.07
+PRIOR_PAIRS = 4
+"""Standard deviation of the logarithm of the ratio of two calibrations, assumed with the weight of this many pairs of
+calibrations. With one calibration the interval is ± 21 %: two of them, four minutes apart on two shared cores, differed
+by 18 %."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How much a calibration differs from the next one, as a 95 % interval of logarithms of ratios."""
+
+    collectives: float
+    """Of the time of collectives."""
+
+    computing: float
+    """Of the slowdown of ranks that compute at once."""
+
+    calibrations: int
+    """Largest number of calibrations of one collective."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +85,9 @@ class LinkCurves:
     other_cpu: str | None = None
     """The processor of the run, if it differs from that of this machine."""
 
+    drift: Drift = Drift(0.0, 0.0, 0)
+    """Uncertainty of the curves and of the slowdown."""
+
     def seconds(self, collective: str, over_link: Link, ranks: int, size: float) -> float:
         """Return the seconds of a collective of `size` bytes.
 
@@ -98,6 +124,14 @@ class LinkCurves:
     def notes(self, ranks: Sequence[int], largest: float) -> list[str]:
         """Return notes on the link for some numbers of ranks and the bytes of the largest bucket."""
         notes = ["The link is this machine, and loopback is not a network; several machines have another link."]
+        if self.drift.calibrations and max(ranks) > 1:
+            times = "once, so how much it changes is assumed" if self.drift.calibrations == 1 else (
+                f"{self.drift.calibrations} times"
+            )  # fmt: skip
+            notes.append(
+                f"The interval contains that of the link, {100 * math.expm1(self.drift.collectives):.0f} %: it was "
+                f"measured {times}. `xsp bench collectives --again` repeats it."
+            )
         if self.other_cpu is not None:
             notes.append(
                 f"The run was recorded on another processor, {self.other_cpu}: ranks here would compute at another "
@@ -176,9 +210,79 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
     }
     local_cpu = timings.environment.properties.get("cpu")
     other_cpu = cpu if cpu and local_cpu and cpu != local_cpu else None
-    link_curves = LinkCurves(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu)
+    drift = drift_of(timings, timed_threads)
+    link_curves = LinkCurves(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu, drift)
     source = f"gloo on this machine, all-reduce of {reduce_ranks[0]} ranks (xsp bench collectives)"
     return Link(NAME, alpha, beta, source=source, curves=link_curves)
+
+
+def missing(curves: Sequence[Curve], ranks: Sequence[int], threads: int = 1) -> list[str]:
+    """Return for each number of ranks what predictions over this link lack, as a sentence; empty if nothing.
+
+    Args:
+        curves: curves of collectives.
+        ranks: numbers of ranks.
+        threads: threads of each rank.
+    """
+    known = {
+        (curve.family.name, curve.ranks)
+        for curve in curves
+        if curve.threads == threads
+        and (curve.shape is not None if curve.family.name == "all_reduce" else curve.timings)
+    }
+    sentences = []
+    for count in ranks:
+        lacks = [name for name in transfers.PREDICTED if (name, count) not in known]
+        lacks += [
+            f"{name} of one rank"
+            for name in transfers.PREDICTED
+            if name.startswith("together") and (name, 1) not in known
+        ]
+        if lacks:
+            sentences.append(f"xsp predict --link measured of {count} ranks lacks {', '.join(lacks)}")
+    return sentences
+
+
+def drift_of(timings: Timings, threads: int) -> Drift:
+    """Return how much calibrations of collectives differ, from repeated timings and the assumption for one calibration.
+
+    Args:
+        timings: timings with collectives.
+        threads: threads of each rank.
+    """
+    by_family: dict[tuple[str, int], list[list[Timing]]] = {}
+    for taken in timings.history().values():
+        usable = [timing for timing in taken if timing.is_timed and timing.trimmed_ns]
+        if usable and usable[-1].runtime == COLLECTIVES and usable[-1].threads == threads:
+            name, conditions = transfers.arguments(spec_of(usable[-1]))
+            by_family.setdefault((name, int(conditions.get("ranks", 0))), []).append(usable)
+    reduces = [specs for (name, _), specs in by_family.items() if name == "all_reduce"]
+    products = [specs for (name, ranks), specs in by_family.items() if name == "together-product" and ranks > 1]
+    halves = [
+        (timing[-1].half_ns or 0.0) / (timing[-1].trimmed_ns or 1.0) for specs in reduces for timing in specs
+    ]  # fmt: skip
+    within = statistics.median(halves) if halves else 0.0
+    calibrations = max((len(taken) for specs in reduces for taken in specs), default=0)
+    collectives, computing = _between(reduces), _between(products)
+    return Drift(math.hypot(collectives, within), computing, calibrations)
+
+
+def _between(families: Sequence[Sequence[Sequence[Timing]]]) -> float:
+    """Return the 95 % interval of the logarithm of the ratio of two calibrations.
+
+    The sizes of a collective change together, so that each pair of successive calibrations has one ratio, the median.
+    """
+    squares = []
+    for specs in families:
+        for number in range(1, max(map(len, specs), default=0)):
+            ratios = [
+                math.log((taken[number].trimmed_ns or 1.0) / (taken[number - 1].trimmed_ns or 1.0))
+                for taken in specs
+                if len(taken) > number
+            ]
+            squares.append(statistics.median(ratios) ** 2)
+    count = PRIOR_PAIRS + len(squares)
+    return student(0.975, count) * math.sqrt((PRIOR_PAIRS * PRIOR_DRIFT**2 + sum(squares)) / count)
 
 
 STORAGE_FAMILIES = ("read-cold", "read-direct", "read-cached")

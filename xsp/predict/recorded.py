@@ -248,8 +248,8 @@ def measured_step(
     if loop is not None and loop.mean_ns:
         sources.append("step: iterations of the loop that were not recorded")
         return loop.mean_ns / 1e9, (
-            loop.interval.lo / 1e9,
-            loop.interval.hi / 1e9,
+            loop.interval.low / 1e9,
+            loop.interval.high / 1e9,
         ) if loop.interval is not None else None
     estimate = steptime.of(answers)
     if estimate is not None and device is not None and device > MAX_BACKLOG * estimate.ms.value / 1e3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ class Point:
     predicted: PredictedStep
     low: float | None
     high: float | None
-    """Interval of the step, from that of the recorded step; None if that has none. A link has no interval."""
+    """Interval of the step, from those of the recorded step and of a measured link; None if neither has one."""
 
     samples_per_s: float | None
     """Samples per second of all ranks together."""
@@ -36,7 +37,7 @@ class Point:
     """Step of one rank over this step: the share of perfect scaling, with the same batch on each rank."""
 
 
-class Change(NamedTuple):
+class WhatIf(NamedTuple):
     """A requested change: its name, and the step and job with it."""
 
     name: str
@@ -86,7 +87,7 @@ def of(
     job: Job,
     ranks: Sequence[int],
     original: RecordedStep | None = None,
-    changes: Sequence[Change] = (),
+    changes: Sequence[WhatIf] = (),
 ) -> Scaling:
     """Return the predicted step on each number of ranks.
 
@@ -126,7 +127,7 @@ def _single_rank_step(recorded: RecordedStep, job: Job) -> float:
     return prediction.predict(work_on_shared_cores(recorded, single_job), single_job).step
 
 
-def _change_prediction(change: Change, base: Point, batches: int) -> ChangePrediction:
+def _change_prediction(change: WhatIf, base: Point, batches: int) -> ChangePrediction:
     """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
     single_step = _single_rank_step(change.recorded, change.job)
     point = _point(change.recorded, replace(change.job, ranks=base.ranks), single_step)
@@ -164,16 +165,35 @@ def _has_cost(link: Link, ranks: int) -> bool:
     return ranks == 1 or (link is not NO_LINK if link.curves is None else link.curves.has_curve("all_reduce", ranks))
 
 
+def _interval_ends(recorded: RecordedStep, work: Work, job: Job) -> list[tuple[tuple[Work, Job], tuple[Work, Job]]]:
+    """Return step and job at both ends of the interval of each independent source: step, collectives, shared cores."""
+    ends = []
+    if recorded.interval is not None and recorded.step:
+        low, high = (max(0.0, end) / recorded.step for end in recorded.interval)
+        ends.append(((work.scaled(low, low, low), job), (work.scaled(high, high, high), job)))
+    curves = job.link.curves
+    if curves is not None and job.ranks > 1:
+        factor = math.exp(curves.drift.collectives)
+        ends.append((
+            (work, replace(job, link=job.link.scaled(1 / factor))), (work, replace(job, link=job.link.scaled(factor))),
+        ))  # fmt: skip
+        if job.ranks != recorded.ranks and curves.sharing_at(job.ranks).compute_factor > 1:
+            factor = math.exp(curves.drift.computing)
+            ends.append(((work.scaled(computing=1 / factor), job), (work.scaled(computing=factor), job)))
+    return ends
+
+
 def _point(recorded: RecordedStep, job: Job, single_step: float) -> Point:
     work = work_on_shared_cores(recorded, job)
     predicted = prediction.predict(work, job)
     low = high = None
-    if recorded.interval is not None and recorded.step:
+    variants = _interval_ends(recorded, work, job)
+    if variants:
         shorter, longer = (
-            prediction.predict(work.scaled(factor, factor, factor), job).step
-            for factor in (max(0.0, end) / recorded.step for end in recorded.interval)
+            [prediction.predict(*ends[index]).step - predicted.step for ends in variants] for index in (0, 1)
         )
-        low, high = min(shorter, predicted.step), max(longer, predicted.step)
+        low = max(0.0, predicted.step - math.hypot(*(min(0.0, delta) for delta in shorter)))
+        high = predicted.step + math.hypot(*(max(0.0, delta) for delta in longer))
     samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None
     return Point(
         job.ranks, predicted, low, high,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from xsp import sections
-from xsp.advise.text import duration
 from xsp.predict import prediction, training
 from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
@@ -18,6 +17,7 @@ from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL_RANKS
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
+from xsp.texts import seconds_text, short_number
 
 WIDTH = 79
 SECTION = "predict"
@@ -46,7 +46,7 @@ def page(scaling: Scaling) -> str:
     names = [part for part in PARTS if any(point.predicted.parts[part] for point in scaling.points)]
     lines += ["", "a step of the average rank, in ms", *column_lines(
         ("ranks", *(_SHORT_NAMES.get(name, name) for name in names), "hidden"),
-        ([_number(point.ranks), *(_ms(point.predicted.parts[name]) for name in names), _ms(point.predicted.hidden)]
+        ([short_number(point.ranks), *(_ms(point.predicted.parts[name]) for name in names), _ms(point.predicted.hidden)]
          for point in scaling.points),
     )]  # fmt: skip
     if scaling.worth:
@@ -54,7 +54,7 @@ def page(scaling: Scaling) -> str:
         headings = ("constant", "saves if halved", "per percent", "of the step")
         step = largest.predicted.step or math.inf
         rows = (
-            [gain.constant, duration(1e3 * gain.if_halved), duration(1e3 * gain.per_percent),
+            [gain.constant, seconds_text(gain.if_halved), seconds_text(gain.per_percent),
              f"{100 * gain.if_halved / step:.1f} %"] for gain in scaling.worth
         )  # fmt: skip
         lines += ["", f"what to buy, on {_count(largest.ranks, 'rank')}", *column_lines(headings, rows, left=1)]
@@ -200,15 +200,15 @@ def _notes(scaling: Scaling) -> list[str]:
     else:
         notes.append(
             f"Check: for the {_count(scaling.recorded.ranks, 'rank')} of the run, the prediction over this link is "
-            f"{duration(1e3 * scaling.check.step)}, {deviation:+.1f} % from what was measured over the run's own link."
+            f"{seconds_text(scaling.check.step)}, {deviation:+.1f} % from what was measured over the run's own link."
         )
     if scaling.replay is not None:
         deviation = round(100 * (scaling.replay.step / measured_step - 1), 1) + 0.0
         notes.append(
             f"Check: with each all-reduce as long as in the run, the simulated step is "
-            f"{duration(1e3 * scaling.replay.step)}, {deviation:+.1f} % from the measured one; "
-            f"{duration(1e3 * scaling.replay.parts[EXPOSED])} of it are exposed communication, in the run "
-            f"{duration(1e3 * scaling.recorded.exposed_reductions)}."
+            f"{seconds_text(scaling.replay.step)}, {deviation:+.1f} % from the measured one; "
+            f"{seconds_text(scaling.replay.parts[EXPOSED])} of it are exposed communication, in the run "
+            f"{seconds_text(scaling.recorded.exposed_reductions)}."
         )
     if not all(point.predicted.is_steady for point in scaling.points):
         notes.append("The simulated steps did not become periodic; figures are means of the later ones.")
@@ -216,7 +216,7 @@ def _notes(scaling: Scaling) -> list[str]:
 
 
 def _row(point: Point) -> list[str]:
-    return [_number(point.ranks), *_step_cells(point), f"{100 * point.efficiency:.1f} %", point.predicted.bound_by]
+    return [short_number(point.ranks), *_step_cells(point), f"{100 * point.efficiency:.1f} %", point.predicted.bound_by]
 
 
 def _change_row(change: ChangePrediction) -> list[str]:
@@ -225,8 +225,8 @@ def _change_row(change: ChangePrediction) -> list[str]:
 
 def _step_cells(point: Point) -> list[str]:
     """Return the step, its interval and the samples per second as cells of a table."""
-    rate = "–" if point.samples_per_s is None else _number(point.samples_per_s)
-    return [*map(_duration, (point.predicted.step, point.low, point.high)), rate]
+    rate = "–" if point.samples_per_s is None else short_number(point.samples_per_s)
+    return [*map(seconds_text, (point.predicted.step, point.low, point.high)), rate]
 
 
 def column_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
@@ -257,18 +257,8 @@ def wrap_lines(text: str, indent: str) -> list[str]:
 
 
 def _interval(value: float, interval: tuple[float, float] | None) -> str:
-    text = duration(1e3 * value)
-    return text if interval is None else f"{text} [{duration(1e3 * interval[0])} … {duration(1e3 * interval[1])}]"
-
-
-def _duration(value: float | None) -> str:
-    return "–" if value is None else duration(1e3 * value)
-
-
-def _number(value: float) -> str:
-    if abs(value) >= 1e10:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    text = seconds_text(value)
+    return text if interval is None else f"{text} [{seconds_text(interval[0])} … {seconds_text(interval[1])}]"
 
 
 def _ms(value: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xsp.advise import Advice, AdviceContext, Interval, Needs, question
 from xsp.bench.spec import AS_RUN, Timing
 from xsp.questions import layouts
-from xsp.questions.timedcalls import Difference, TimedGraph, difference, milliseconds
+from xsp.questions.timedcalls import TimedGraph, VariantDifference, difference, milliseconds
 
 ONEDNN_OFF = "onednn-off"
 ONEDNN_FROM = 20480
@@ -36,7 +36,7 @@ class Setting:
     """The gain of one setting over all calls that it changes."""
 
     nodes: tuple[int, ...]
-    gain: Difference
+    gain: VariantDifference
     gains: dict[int, float]
     """Gain of each node in nanoseconds; negative for a node that becomes slower."""
 

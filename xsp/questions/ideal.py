@@ -10,6 +10,7 @@ from xsp.advise import AdviceContext, provides
 from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
+from xsp.texts import ns_text, share_text
 
 MOST_NAMED = 3
 """Maximum number of differences and of operators that are named."""
@@ -43,11 +44,11 @@ def lines(bound: Bound) -> Iterator[str]:
         return
     coverage = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
-    roof = "" if ceiling is None else f"; nothing is faster than {_ms(ceiling)} here"
-    if ceiling is not None and ceiling > step_ns:
+    roof = "" if ceiling is None else f"; at the peak rates of this machine, {ns_text(ceiling)}"
+    if "not valid" in bound.absent.get(Rung.CEILING.value, ""):
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
-    share = _percent(best / step_ns)
-    yield f"ideal: {_ms(best)} with the best kernel of each call{coverage}, {share} of the step{roof}"
+    share = share_text(best / step_ns)
+    yield f"ideal {bound.scope}: {ns_text(best)}{coverage}, {share} of the step{roof}"
     differences = [
         difference
         for difference in bound.differences
@@ -56,13 +57,13 @@ def lines(bound: Bound) -> Iterator[str]:
     differences.sort(key=lambda difference: -difference.ns)
     if differences:
         yield "above it: " + ", ".join(
-            f"{difference.name} {_ms(difference.ns)}" for difference in differences[:MOST_NAMED]
+            f"{difference.name} {ns_text(difference.ns)}" for difference in differences[:MOST_NAMED]
         )
     families = _by_operator(bound)
     largest = [(op, ns) for op, ns in families if ns >= LEAST_SHARE * step_ns][:MOST_NAMED]
     if largest:
         upper = NAMES[_upper_rung(bound)]
-        yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {_ms(ns)}" for op, ns in largest)
+        yield f"furthest above their best, {upper}: " + ", ".join(f"{op} {ns_text(ns)}" for op, ns in largest)
 
 
 def _upper_rung(bound: Bound) -> Rung:
@@ -78,11 +79,3 @@ def _by_operator(bound: Bound) -> list[tuple[str, float]]:
             op = bound.graph.nodes[number].call.op
             excess[op.rpartition("::")[2].strip("_")].append(upper_figure.ns - lower_figure.ns)
     return sorted(((op, math.fsum(gaps)) for op, gaps in excess.items()), key=lambda entry: -entry[1])
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:.3g} ms"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

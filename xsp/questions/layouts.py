@@ -23,7 +23,7 @@ from xsp.bound import timed
 from xsp.graph.blocks import LASTING, Block, Wires
 from xsp.graph.node import Call, Graph, KnownBy, Node, Role, Tensor
 from xsp.questions import mincut
-from xsp.questions.timedcalls import Difference, TimedGraph, difference
+from xsp.questions.timedcalls import TimedGraph, VariantDifference, difference
 
 CONTIGUOUS, CHANNELS_LAST = 0, 1
 VARIANTS = ("contiguous", "channels-last")
@@ -48,7 +48,7 @@ class Plan:
     changed: tuple[int, ...]
     """Nodes that were timed in both layouts and change to the other one."""
 
-    gain: Difference
+    gain: VariantDifference
     conversions: int
     conversion_ns: float
     """Nanoseconds of all conversions together."""

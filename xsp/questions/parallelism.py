@@ -18,7 +18,7 @@ from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import EdgeKind, KnownBy, Phase
 from xsp.questions.budget import thread_counts
-from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, Difference, TimedGraph, difference, milliseconds
+from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, TimedGraph, VariantDifference, difference, milliseconds
 
 LEAST_COVERAGE = 0.5
 """Minimum share of the calls' time, as the step runs, that must also be timed with the other number of threads."""
@@ -35,7 +35,7 @@ class Threads:
     """The gain of another number of threads."""
 
     count: int
-    gain: Difference
+    gain: VariantDifference
     nodes: tuple[int, ...]
     gains: dict[int, float]
     ns_by_count: dict[int, float]
@@ -140,7 +140,7 @@ def _problem_text(current: int, best: int, cores: int) -> str:
 class Branches:
     """The gain of a schedule over one call after the other with the best number of threads."""
 
-    gain: Difference
+    gain: VariantDifference
     sequential_ns: float
     schedule_ns: float
     threads: int
@@ -215,7 +215,7 @@ def schedule_branches(timed_graph: TimedGraph) -> Branches | None:
     gain = sequential_ns - schedule_ns
     forward = tuple(node for node in concurrent if graph.nodes[node].phase is Phase.FORWARD)
     return Branches(
-        Difference(gain, gain - half, gain + half),
+        VariantDifference(gain, gain - half, gain + half),
         sequential_ns,
         schedule_ns,
         threads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from xsp.advise import Advice, AdviceContext, Needs, question
-from xsp.graph.rewrite import Change
+from xsp.graph.rewrite import RuleChange
 from xsp.questions.rewriting import Gain, Prices
 
 RULES = ("dead", "equal", "cast", "copy", "loop")
@@ -32,7 +32,7 @@ def problem_text(gain: Gain) -> str:
     return f"{location}: {text}" if location else text
 
 
-def _location(change: Change) -> str:
+def _location(change: RuleChange) -> str:
     """Return the module that contains all of a change, with the number of its call; empty for the outermost one."""
     if not change.modules:
         return ""
@@ -44,7 +44,7 @@ def _location(change: Change) -> str:
     return f"{path}, call {turn}" if turn else path
 
 
-def remedy_text(change: Change) -> str:
+def remedy_text(change: RuleChange) -> str:
     """Return the change to make in the program."""
     location = f" in the forward of {_location(change).partition(',')[0]}" if _location(change) else ""
     if change.rule == "dead":

@@ -19,7 +19,7 @@ from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
 from xsp.graph import rewrite, work
 from xsp.graph.node import Graph
-from xsp.graph.rewrite import Change, RewrittenGraph
+from xsp.graph.rewrite import RewrittenGraph, RuleChange
 from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
 
 LAYER_NUMBER = re.compile(r"(?<=[.#])\d+")
@@ -33,7 +33,7 @@ MOST_FILL_S = 20.0
 class Gain:
     """The gain of changes of one kind together, in nanoseconds of a step."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[RuleChange, ...]
     removed: tuple[int, ...]
     """Places of the removed calls in the original graph, if they do work."""
 
@@ -70,14 +70,14 @@ class Prices:
 
     def gains(self, rules: Iterable[str]) -> list[Gain]:
         """Return the gains of the changes of some rules, equal changes together, largest first."""
-        groups: dict[tuple[str, str, str | None], list[Change]] = defaultdict(list)
+        groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
         for change in self.rewritten.changes:
             if change.rule in rules:
                 groups[change.rule, LAYER_NUMBER.sub("*", change.description), change.changes_numbers].append(change)
         gains = [self._gain(tuple(changes)) for changes in groups.values()]
         return sorted((gain for gain in gains if gain is not None), key=lambda gain: -gain.ns)
 
-    def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
+    def _gain(self, changes: tuple[RuleChange, ...]) -> Gain | None:
         if any(change.added for change in changes):  # leave out changes with unknown times of removed calls
             changes = tuple(
                 change
@@ -103,7 +103,7 @@ class Prices:
         least = math.fsum(self._least(change) for change in changes)
         return Gain(changes, removed, added, before - least, half, True, before, 0)
 
-    def _least(self, change: Change) -> float:
+    def _least(self, change: RuleChange) -> float:
         """Return the least time of the replacement calls, derived from the times of the removed calls.
 
         One call on all samples takes at least as long as that on one sample; attention at least as long as its

@@ -43,7 +43,7 @@ BOUND_SETTINGS = ("device", "like", "threads")
 
 
 @dataclass(frozen=True)
-class Difference:
+class VariantDifference:
     """The difference between the times of two variants, in nanoseconds of a step."""
 
     ns: float
@@ -56,7 +56,7 @@ class Difference:
         return self.low > 0
 
 
-def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
+def difference(before: Iterable[Timing], after: Iterable[Timing]) -> VariantDifference:
     """Return by how much calls take longer in one variant than in another; timings in both cancel out."""
     counts: Counter[str] = Counter()
     by_key: dict[str, Timing] = {}
@@ -73,7 +73,7 @@ def difference(before: Iterable[Timing], after: Iterable[Timing]) -> Difference:
         for s in (1, -1)
     ]
     half = math.hypot(half, ALLOWANCE * max(sides))
-    return Difference(trimmed, min(trimmed, least) - half, max(trimmed, least) + half)
+    return VariantDifference(trimmed, min(trimmed, least) - half, max(trimmed, least) + half)
 
 
 def milliseconds(gains: Mapping[int, float]) -> dict[int, float]:
@@ -146,7 +146,7 @@ class TimedGraph:
         timings = [self.timing(node, threads=self.threads) for node in self.computing]
         return math.fsum(timing.trimmed_ns or 0.0 for timing in timings if timing is not None)
 
-    def gain(self, change: Difference, nodes: Iterable[int]) -> tuple[Interval, float]:
+    def gain(self, change: VariantDifference, nodes: Iterable[int]) -> tuple[Interval, float]:
         """Return a difference in milliseconds and in percent of the step, at most the calls' time in the trace."""
         limit = self.total_ns
         if self.traced_calls:

@@ -29,7 +29,7 @@ class EndedStep(NamedTuple):
     status: Status
 
 
-class Steps(Protocol):
+class StepsBeside(Protocol):
     """The part of `xsp.record.steps.Steps` that is used here."""
 
     batch_size: int | None
@@ -54,7 +54,7 @@ class Steps(Protocol):
 class BesideStep:
     """One step that runs while another thread has a step open. Any number of threads may have one."""
 
-    def __init__(self, steps: Steps, stated_samples: int | None, by_call: bool, entered_ns: int) -> None:
+    def __init__(self, steps: StepsBeside, stated_samples: int | None, by_call: bool, entered_ns: int) -> None:
         """Begin the step.
 
         Args:
@@ -96,7 +96,7 @@ class BesideStep:
         self._steps.threads.end(self._thread, monotonic_ns())
 
 
-def add_to_loop(steps: Steps) -> None:
+def add_to_loop(steps: StepsBeside) -> None:
     """Add the steps that ended beside others to the loop; only the thread that has the turn may call this."""
     while steps.beside:
         step = steps.beside.popleft()

@@ -13,7 +13,7 @@ from typing import Any
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Outline, Probe
 from xsp.schema import Level
-from xsp.summary import percentile
+from xsp.stats import percentile
 
 ROUNDS = 7
 SAMPLES = 16

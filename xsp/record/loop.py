@@ -39,7 +39,7 @@ class Status(enum.IntEnum):
     UNCLOSED = 2
 
 
-class Row(NamedTuple):
+class LoggedStep(NamedTuple):
     """One step; times are nanoseconds of the monotonic clock. The fields are `xsp.schema.LOOP_COLUMNS`."""
 
     rank: int
@@ -104,18 +104,18 @@ class Loop:
     def __init__(self) -> None:
         self._rows = array.array("q")
         self._unfolded_rows = 0
-        self._folded_rows: dict[int, Row] = {}
+        self._folded_rows: dict[int, LoggedStep] = {}
         """The row of each thread that is not complete."""
 
     def add(self, row: tuple[int, ...]) -> None:
-        """Add a step, given as the fields of `Row` in their order. Hot."""
+        """Add a step, given as the fields of `LoggedStep` in their order. Hot."""
         if self._unfolded_rows < UNFOLDED_ROWS:
             self._unfolded_rows += 1
             self._rows.extend(row)
             return
-        self._fold(Row(*row))
+        self._fold(LoggedStep(*row))
 
-    def _fold(self, row: Row) -> None:
+    def _fold(self, row: LoggedStep) -> None:
         if row.rung != BARE:  # recorded: its spans are found by its number
             self._end_fold(row.thread)
             self._rows.extend(row)
@@ -159,6 +159,6 @@ class Loop:
         return rows.tobytes()
 
 
-def _fold_key(row: Row) -> tuple[object, ...]:
+def _fold_key(row: LoggedStep) -> tuple[object, ...]:
     """Return the properties that steps in one row must share."""
     return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0  # a sum of unknowns is negative, too

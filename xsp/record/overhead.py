@@ -13,10 +13,11 @@ import math
 from collections import defaultdict, deque
 from typing import Any
 
-from xsp import processes, summary
+from xsp import processes, stats
 from xsp.clock import monotonic_ns
 from xsp.levels import rung_name
 from xsp.record.schedule import Turn
+from xsp.texts import percent_of
 
 NEARBY_STEPS = 15
 """Number of bare steps whose median a recorded step is compared with."""
@@ -51,15 +52,15 @@ class Differences:
     @property
     def total_ns(self) -> float:
         """Total extra time of all steps; 0 without steps."""
-        return self.count * summary.trimmed_mean(self._latest) if self.count else 0.0
+        return self.count * stats.trimmed_mean(self._latest) if self.count else 0.0
 
     @property
     def margin_ns(self) -> float:
         """Half width of the 95 % interval of `total_ns`; `total_ns` itself after one or two steps, too few for one."""
-        bounds = summary.interval(self._latest)
+        bounds = stats.interval(self._latest)
         if bounds is None:
             return abs(self.total_ns)
-        return self.count * max(bounds.hi - bounds.lo, 0.0) / 2
+        return self.count * bounds.half
 
 
 class RungAccount:
@@ -103,7 +104,7 @@ class RungAccount:
     @property
     def cost_ns(self) -> float | None:
         """Cost of one step in nanoseconds, from the latest ones; None without any."""
-        return summary.percentile(self._costs, 0.5) if self._costs else None
+        return stats.percentile(self._costs, 0.5) if self._costs else None
 
 
 class BareSteps:
@@ -119,11 +120,9 @@ class BareSteps:
     def ns(self) -> float | None:
         """Median duration; None before the first bare step."""
         if len(self.undisturbed) >= FEWEST_STEPS:
-            return summary.percentile(self.undisturbed, 0.5)
+            return stats.percentile(self.undisturbed, 0.5)
         return (
-            summary.percentile([*self.undisturbed, *self.disturbed], 0.5)
-            if self.undisturbed or self.disturbed
-            else None
+            stats.percentile([*self.undisturbed, *self.disturbed], 0.5) if self.undisturbed or self.disturbed else None
         )
 
 
@@ -229,7 +228,7 @@ class Account:
     def _add_between(self, between_ns: int) -> None:
         self._latest_between_ns.append(between_ns)
         if self.bare_steps % KEPT_DIFFERENCES == 0:
-            self._usual_ns = summary.percentile(self._latest_between_ns, 0.5)
+            self._usual_ns = stats.percentile(self._latest_between_ns, 0.5)
         is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
         self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
 
@@ -247,7 +246,7 @@ class Account:
             self.steps_ns += dur_ns
             self._settle_pending(bare)
             return
-        usual_ns = summary.percentile(bare.undisturbed, 0.5)
+        usual_ns = stats.percentile(bare.undisturbed, 0.5)
         self.steps_ns += usual_ns
         (self._after_recording if self._follows_recorded else self._while_storing).add(dur_ns - usual_ns)
         self._sum_up()
@@ -269,7 +268,7 @@ class Account:
     def _add_recorded(self, turn: Turn, dur_ns: int, between_ns: int, bare: BareSteps) -> None:
         usual_ns = bare.ns
         if usual_ns is not None and self._paces:
-            usual_ns = min(float(dur_ns), max(usual_ns, summary.percentile(self._paces, 0.5)))
+            usual_ns = min(float(dur_ns), max(usual_ns, stats.percentile(self._paces, 0.5)))
         if usual_ns is None:
             bare.pending.append((turn, dur_ns))
         else:
@@ -333,7 +332,8 @@ class Account:
 
 
 def _percent(part: float, total: float) -> float | None:
-    return round(100 * part / total, 4) if total else None
+    percent = percent_of(part, total)
+    return None if percent is None else round(percent, 4)
 
 
 def _rounded(value: float | None) -> int | None:

@@ -27,7 +27,7 @@ from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
 from xsp.record.threads import Threads
-from xsp.summary import percentile
+from xsp.stats import percentile
 
 SHORT_NS = 3_000_000
 STRETCH_NS = 8_000_000
@@ -66,7 +66,7 @@ class _StretchStep:
         self._quiet.on_step_end()
 
 
-class Steps(Protocol):
+class StepsBetween(Protocol):
     """The part of `xsp.record.steps.Steps` that is used here."""
 
     account: Account
@@ -92,7 +92,7 @@ class Steps(Protocol):
 class Quiet:
     """The current stretch: when it begins, and how it is counted."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepsBetween) -> None:
         self._steps = steps
         self.remaining = 0
         """Steps that remain in the stretch."""

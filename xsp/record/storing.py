@@ -28,7 +28,7 @@ class SentStep(NamedTuple):
     offset_ns: int
 
 
-class Steps(Protocol):
+class StepsStored(Protocol):
     """The part of `xsp.record.steps.Steps` that is used here."""
 
     account: Account
@@ -39,7 +39,7 @@ class Steps(Protocol):
 class Storing:
     """The connection to the storing process: sends steps, and counts their outcomes."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: StepsStored) -> None:
         self._steps = steps
         self._sent: SentStep | None = None
         self.stored = self.lost = 0

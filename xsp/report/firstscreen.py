@@ -6,14 +6,15 @@ advise`. All figures are entries of the account.
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
-from xsp.account.sentences import Line, limit, lines, ms_text, percent_text
+from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, Needs
 from xsp.analyses.answers import Answers
@@ -21,15 +22,24 @@ from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.words import devices_text, number
+from xsp.report.fitting import shortened
+from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
+from xsp.texts import ms_text, number
 
 MOST_LINES = 25
 MOST_PIECES = 3
 MOST_DOUBTS = 3
-LEAST_ROWS = 5
+MIN_AT_ONCE = 1.1
+"""Least mean number of iterations at the same time, for the heading to state it."""
+
+MOST_REMARKS = 2
+FIRST_SHARE = 1 / 3
+"""Least share of the time that a remark must be about to come before the sentence on what limits."""
+
+LEAST_ROWS = 4
 """Rows of the account that are shown even where the screen is full."""
 
 LEAST_PERCENT = 4.0
@@ -45,11 +55,15 @@ MAX_WIDTH, MIN_WIDTH = 100, 60
 class FirstScreen:
     """The parts of the screen as text, without line breaks."""
 
-    name: str
     heading: str
     """Name, device, time of an iteration, work per second."""
 
     sentence: str
+    """What limits, with its share of an iteration, and the place that takes most of it."""
+
+    remarks: tuple[str, ...]
+    """Sentences on what differs between iterations, most time first."""
+
     host: tuple[Line, ...]
     device: tuple[Line, ...]
     device_name: str
@@ -59,8 +73,22 @@ class FirstScreen:
     next: str
     """What to type next."""
 
+    remarks_first: bool = False
+    """Whether a remark is about more of the time than what limits."""
+
+    title: str = "where the time of an iteration goes"
+    """Title of the lines, if there is only one side."""
+
     cost: Budget | None = None
     """What profiling cost the program, if it was profiled by xsp."""
+
+    name: str = ""
+    """Name of the trace, with which the heading begins."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The sentences in the order in which they matter."""
+        return (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
 
 
 def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advice] | None = None) -> FirstScreen:
@@ -77,18 +105,37 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     findings = health(trace)
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
     return FirstScreen(
-        trace.name,
         _heading(trace, accounted),
         limit(accounted, _attention_ms(trace, accounted)),
-        tuple(lines(main, main.host)) if main is not None else (),
-        tuple(lines(main, side)) if main is not None and side is not None else (),
+        tuple(remark.text for remark in remarks(accounted)[:MOST_REMARKS]),
+        *(_sides(accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
-        tuple(_worth(_advice(trace) if pieces is None else pieces)),
+        tuple(_worth(_advice(trace) if pieces is None else pieces)) if accounted.steps_found else (),
         tuple(_doubts(findings)),
         grade(findings).letter,
         _next(shown_source),
+        any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
+        f"where the time of {'an iteration' if accounted.steps_found else 'the loop'} goes",
         trace.run.budget,
+        trace.name,
     )
+
+
+def _sides(accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """Return the lines of the host and of the busiest device."""
+    main = accounted.job
+    if main is None:
+        return (), ()
+    return tuple(lines(main, main.host)), tuple(lines(main, main.device)) if main.device is not None else ()
+
+
+def _program(accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """Return the lines of a program whose steps are unknown: what its calls take of the loop."""
+    wall_ms = accounted.wall_ms or 0.0
+    entries = sorted(accounted.program, key=lambda entry: -abs(entry.ms or 0.0))
+    return tuple(
+        Line(entry.name, entry.ms or 0.0, 100 * (entry.ms or 0.0) / wall_ms) for entry in entries if wall_ms
+    ), ()
 
 
 MAX_SOURCE = 36
@@ -111,6 +158,8 @@ def _heading(trace: Trace, accounted: Account) -> str:
     text = ", ".join(parts)
     if main is None:
         return text
+    if not accounted.steps_found:
+        return f"{text}: steps unknown"
     kinds = [each for each in accounted.iterations if each.rank == main.rank]
     if main.name and len(kinds) > 1:
         text += f", {main.name} ({100 * main.share:.0f} % of the loop)"
@@ -124,6 +173,8 @@ def _heading(trace: Trace, accounted: Account) -> str:
     if time.low_ms is not None and time.high_ms is not None:
         text += f" [{ms_text(time.low_ms)} … {ms_text(time.high_ms)}]"
     text += f", {main.count:,} iteration{'s' * (main.count != 1)}"
+    if main.at_once >= MIN_AT_ONCE:
+        text += f", {main.at_once:.1f} at once on several threads"
     if main.samples_per_s:
         text += f", {number(main.samples_per_s)} samples/s"
     return text
@@ -198,24 +249,38 @@ def text(
         screen_ns: time that the screen took, if the program that was profiled waits for it.
     """
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
-    top = [*_wrapped(screen.heading, width, 2), "", *_wrapped(screen.sentence, width, 3)]
-    doubts = [
-        _short(f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}", width)
-    ]
-    doubts += [_short(f"doubtful, {doubt}", width) for doubt in screen.doubts]
+    top = [*phrased(screen.heading, width, 2), ""]
+    top += [line for sentence in screen.sentences for line in phrased(sentence, width, 4)]
+    graded = f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}"
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
-    for piece_lines, doubt_lines in ((3, 1 + MOST_DOUBTS), (3, 2), (2, 2), (2, 1)):
+    table_rows = 1 + max(len(screen.host), len(screen.device))
+    for pieces, what_lines, do_lines, doubt_count, doubt_lines in _LAYOUTS:
         advice = [
-            line for place, piece in enumerate(screen.advice, 1) for line in _piece(place, piece, width, piece_lines)
+            line
+            for number_, piece in enumerate(screen.advice[:pieces], 1)
+            for line in _piece(number_, piece, width, what_lines, do_lines)
         ]
-        bottom = [*doubts[:doubt_lines], *ends]
-        left = MOST_LINES - len(top) - len(advice) - len(bottom) - 2
-        if left >= min(1 + LEAST_ROWS, 1 + max(len(screen.host), len(screen.device))):
+        doubts = [
+            line
+            for doubt in (graded, *(f"doubtful, {doubt}" for doubt in screen.doubts[:doubt_count]))
+            for line in phrased(doubt, width, doubt_lines)
+        ]
+        left = MOST_LINES - len(top) - len(advice) - len(doubts) - len(ends) - 2
+        if left >= min(1 + LEAST_ROWS, table_rows):
             break
     table = _table(screen, width, left)
-    result = [*top, "", *table, *([""] if left > len(table) else []), *advice, *bottom]
+    result = [*top, "", *table, *([""] if left > len(table) else []), *advice, *doubts, *ends]
     return "\n".join(plain(line) for line in result)
+
+
+_LAYOUTS = (
+    (MOST_PIECES, 3, 3, MOST_DOUBTS, 2), (MOST_PIECES, 2, 3, MOST_DOUBTS, 2), (MOST_PIECES, 2, 2, MOST_DOUBTS, 1),
+    (MOST_PIECES, 2, 2, 1, 1), (MOST_PIECES, 2, 2, 0, 1), (2, 2, 2, 1, 1), (2, 2, 2, 0, 1), (1, 2, 2, 0, 1),
+    (1, 1, 1, 0, 1),
+)  # fmt: skip
+"""Number of pieces of advice, lines of each for what is wrong and for what to do, number of doubts, and lines of each:
+the first that leaves room for the table. A piece that is left out is in `xsp advise`."""
 
 
 def _table(screen: FirstScreen, width: int, rows: int) -> list[str]:
@@ -224,7 +289,7 @@ def _table(screen: FirstScreen, width: int, rows: int) -> list[str]:
     if not host:
         return []
     if not device:
-        return ["where the time of an iteration goes", *(_cell(line, min(width, 60)) for line in host)]
+        return [screen.title, *(_cell(line, min(width, 60)) for line in host)]
     half = (width - 3) // 2
     result = [f"{'host':{half}}   {screen.device_name}"]
     for place in range(max(len(host), len(device))):
@@ -249,8 +314,8 @@ def names_of_rest(rest: Sequence[Line]) -> str:
 
 
 def _cell(line: Line, width: int) -> str:
-    figures = f"{ms_text(line.ms):>9} {line.percent:4.0f} %"
-    name = _short(line.name, width - len(figures) - 3)
+    figures = f"{ms_text(line.ms):>8} {line.percent:3.0f} %"
+    name = shortened(SHORT.get(line.name, line.name), width - len(figures) - 3)
     return f"  {name:{width - len(figures) - 3}} {figures}"
 
 
@@ -260,13 +325,11 @@ def gain_text(piece: Advice) -> str:
     return f"save {bound} {ms_text(piece.gain.value)} ({percent_text(piece.of_step_percent)})"
 
 
-def _piece(place: int, piece: Advice, width: int, most: int) -> list[str]:
-    """Return a piece in at most `most` lines, the last one with what to do."""
-    what = _wrapped(f"{place}. {gain_text(piece)}: {piece.what}", width, most - 1, "   ")
-    return [
-        *what,
-        *(f"   {line}" for line in _wrapped(f"do: {piece.do.replace('`', '')}", width - 3, most - len(what))),
-    ]
+def _piece(place: int, piece: Advice, width: int, what_lines: int, do_lines: int) -> list[str]:
+    """Return a piece: what is wrong, then what to do."""
+    what = phrased(f"{place}. {gain_text(piece)}: {piece.what}", width, what_lines, "   ")
+    do = phrased(f"do: {piece.do.replace('`', '')}", width - 3, do_lines)
+    return [*what, *(f"   {line}" for line in do)]
 
 
 def _wrapped(content: str, width: int, most: int, indent: str = "") -> list[str]:
@@ -276,5 +339,39 @@ def _wrapped(content: str, width: int, most: int, indent: str = "") -> list[str]
     )
 
 
-def _short(content: str, width: int) -> str:
-    return content if len(content) <= width else f"{content[: max(1, width - 1)]}…"
+def phrased(content: str, width: int, most: int, indent: str = "") -> list[str]:
+    """Return a text in at most so many lines, without its last clauses or its remarks in brackets if it is longer.
+
+    Only a text whose first clause is longer than that ends with an ellipsis.
+    """
+
+    def lines_of(text: str) -> list[str]:
+        return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+    for candidate in _shorter(content):
+        lines = lines_of(candidate)
+        if len(lines) <= most:
+            return lines
+    return _wrapped(candidate, width, most, indent)
+
+
+_CLAUSE_END = re.compile(r"[;:,] | \(")
+
+
+def _shorter(content: str) -> Iterator[str]:
+    """Yield a text, then ever shorter ones: without its last clause, or the last remark in brackets; at the end the
+    first clause."""
+    yield content
+    ends = []
+    depth = 0
+    for position, character in enumerate(content):
+        if depth == 0 and _CLAUSE_END.match(content, position):
+            ends.append(position)
+        depth = max(0, depth + (character in "([") - (character in ")]"))
+    # the number of a piece, its gain and `do:` say nothing by themselves
+    first = max((match.end() for match in [_OPENING.match(content)] if match), default=0)
+    for end in reversed([end for end in ends if end >= first]):
+        yield content[:end].rstrip()
+
+
+_OPENING = re.compile(r"(\d+\. save [^:]*: |do: |doubtful, [^:]*: )")

@@ -7,14 +7,14 @@ from typing import Any
 
 from xsp import account
 from xsp.account import entries as names
-from xsp.account.sentences import ms_text
 from xsp.analyses.answers import Answers
 from xsp.analyses.loop import STEP_SOURCES as FIGURE_SOURCES
 from xsp.levels import depth
 from xsp.report.loop import BASES
-from xsp.report.words import number, used_devices
+from xsp.report.words import used_devices
 from xsp.run import Budget, Run
 from xsp.schema import Grade
+from xsp.texts import ms_text, number
 
 Row = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import rundir, sections, table
-from xsp.account.sentences import ms_text, percent_text
+from xsp.account.sentences import percent_text
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer, Answers
 from xsp.analyses.loop import kinds_of
@@ -28,6 +28,7 @@ from xsp.report.headline import headline
 from xsp.report.loop import kinds_data, loop
 from xsp.report.words import describe_rungs, devices_text
 from xsp.store.trace import Trace
+from xsp.texts import ms_text
 
 MOST_ROWS = 1000
 """Maximum rows of a table; the command that prints all rows is below it."""
@@ -199,7 +200,7 @@ def screen_data(screen: FirstScreen) -> dict[str, Any]:
     sides = [("host", screen.host), (screen.device_name, screen.device)]
     return {
         "heading": screen.heading.removeprefix(screen.name).lstrip(",: "),
-        "sentence": screen.sentence,
+        "sentences": screen.sentences,
         "advice": [(gain_text(piece), piece.what, piece.do.replace("`", "")) for piece in screen.advice],
         "sides": [
             {

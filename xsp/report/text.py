@@ -17,12 +17,10 @@ from rich.text import Text
 
 from xsp.analyses import A1, optimal_batch
 from xsp.analyses.answers import rows_of
-from xsp.health import health
-from xsp.health.finding import Finding, Severity
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.words import number
 from xsp.scrub import plain
 from xsp.store.trace import Trace
+from xsp.texts import number
 
 MISSING = "–"
 _PROSE_COLUMN = "finding"
@@ -40,8 +38,6 @@ KERNEL_COLUMNS = {
     "idle-gaps": ("next_work",),
 }
 """Columns that hold names of kernels, by analysis."""
-
-_COLOURS = {Severity.WARNING: "yellow", Severity.NOTE: "dim", Severity.GOOD: "green"}
 
 
 def table(
@@ -106,21 +102,6 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     return plain(str(value))
-
-
-def health_table(trace: Trace) -> RenderableType:
-    """Return the findings on a trace, the most important first."""
-    return _findings(health(trace))
-
-
-def _findings(findings: Sequence[Finding]) -> RenderableType:
-    grid = Table(
-        title=Text("What is missing or doubtful", style="bold"), title_justify="left", show_header=False, box=None
-    )
-    for finding in findings:
-        style = _COLOURS[finding.severity]
-        grid.add_row(Text(str(finding.severity), style=style), Text(plain(finding.subject)), Text(plain(finding.text)))
-    return grid
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------

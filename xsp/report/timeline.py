@@ -72,7 +72,7 @@ def timeline(
 _TOO_DEEP = f"which overlap more than {MOST_LANES} deep"
 
 
-class Steps(NamedTuple):
+class ShownSteps(NamedTuple):
     """The numbers of shown and of all steps, and whether it is the merged step, with times averaged over others."""
 
     shown: int
@@ -80,21 +80,21 @@ class Steps(NamedTuple):
     is_merged: bool
 
 
-def _choose_steps(con: duckdb.DuckDBPyConnection, trace: Trace, max_spans: int) -> Steps:
+def _choose_steps(con: duckdb.DuckDBPyConnection, trace: Trace, max_spans: int) -> ShownSteps:
     """Create the view `chosen_spans`: the merged step, or as many steps of an imported trace as fit."""
     is_recorded_once = trace.run.imported is not None and len(trace.rungs) <= 1
     rows = con.execute("SELECT step, rung, trace_id, rank FROM merged WHERE step IS NOT NULL LIMIT 1").fetchall()
     if not rows:
         _create_view(con, "true")
-        return Steps(0, 0, False)
+        return ShownSteps(0, 0, False)
     step, rung, trace_id, rank = rows[0]
     if is_recorded_once:
         return _steps_around(con, step, max_spans)
     _create_view(con, f"step = {step} AND rung = {rung} AND (trace_id = {table.literal(trace_id)} OR rank <> {rank})")
-    return Steps(1, 1, True)
+    return ShownSteps(1, 1, True)
 
 
-def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, max_spans: int) -> Steps:
+def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, max_spans: int) -> ShownSteps:
     """Choose the steps next to the merged one while they fit, and the spans outside of steps at that time."""
     counts = con.execute("SELECT step, count(*) FROM spans WHERE step IS NOT NULL GROUP BY step").fetchall()
     selected: list[int] = []
@@ -112,7 +112,7 @@ def _steps_around(con: duckdb.DuckDBPyConnection, middle: int, max_spans: int) -
                            f"WHERE step BETWEEN {first_step} AND {last_step}")  # fmt: skip
         outside_condition = f"step IS NULL AND start_ns BETWEEN {window[0]} AND {window[1]}"
         _create_view(con, f"step BETWEEN {first_step} AND {last_step} OR {outside_condition}")
-    return Steps(len(selected), len(counts), False)
+    return ShownSteps(len(selected), len(counts), False)
 
 
 def _create_view(con: duckdb.DuckDBPyConnection, condition: str) -> None:
@@ -252,7 +252,7 @@ def _packed(values: Array) -> dict[str, Any]:
     return pack(places, values[places])
 
 
-def _note(span_count: int, steps: Steps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
+def _note(span_count: int, steps: ShownSteps, left_out: Sequence[tuple[int, str]], too_long: Sequence[str]) -> str:
     if steps.is_merged:
         text = (
             f"{span_count:,} spans of one real step that was recorded with all requested levels. "

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 from rich.text import Text
 
-from xsp import rundir, summary, table
+from xsp import rundir, stats, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.levels import depth, rung_name
@@ -75,7 +75,7 @@ def _read_steps(figures: Figures, segments: list[Path]) -> None:
             f"SELECT rung, list(dur_ns::DOUBLE) FROM spans WHERE kind = '{Kind.STEP}' AND timed AND status = 'ok' "
             "GROUP BY rung ORDER BY rung"
         ).fetchall()
-        figures.steps_ms = {rung_name(rung): (len(ns), summary.trimmed_mean(ns) / 1e6) for rung, ns in rows}
+        figures.steps_ms = {rung_name(rung): (len(ns), stats.trimmed_mean(ns) / 1e6) for rung, ns in rows}
         figures.layers = _layers(con)
     except RuntimeError as interrupt:
         raise KeyboardInterrupt from interrupt  # the engine turns Ctrl-C within a query into it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -96,13 +95,3 @@ def attributed(trace: Trace) -> list[tuple[str, int, float]]:
     ).fetchall()
     order = [entry.value for entry in Grade]
     return sorted(rows, key=lambda row: order.index(row[0]))
-
-
-def number(value: float) -> str:
-    """Return a number with three or four significant digits; only very large or small ones have an exponent."""
-    if 0.001 <= abs(value) < 0.1:
-        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
-    if value == 0 or 0.1 <= abs(value) < 100_000:
-        digits = max(0, 3 - len(str(int(abs(value))))) + (1 if abs(value) < 1000 else 0)
-        return f"{value:.{digits}f}"
-    return f"{value:,.0f}" if 100_000 <= abs(value) < 10_000_000 else f"{value:.3g}"

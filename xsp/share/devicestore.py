@@ -32,9 +32,10 @@ from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver
 from xsp.share.serving import CopyResult, Serving, error_text
-from xsp.share.shelf import Client, Eviction, Object, Shelf, Span, size_text
+from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 from xsp.share.weights import Tensor
 from xsp.share.wire import device_socket, in_memory
+from xsp.texts import size_text
 
 BLOCK = 4096
 SAMPLE_BLOCKS = 16

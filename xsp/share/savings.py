@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.comparison import evidence
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
-from xsp.share.shelf import size_text
 from xsp.share.weights import Tensor
+from xsp.texts import size_text
 
 PAYS, PAYS_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
 
@@ -172,9 +172,9 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
 
 
 def _figure(values: list[float]) -> str:
-    interval = summary.interval(values)
-    interval_text = f" [{_ms(interval.lo)} … {_ms(interval.hi)}]" if interval is not None else ""
-    return f"{_ms(summary.trimmed_mean(values))}{interval_text}"
+    interval = stats.interval(values)
+    interval_text = f" [{_ms(interval.low)} … {_ms(interval.high)}]" if interval is not None else ""
+    return f"{_ms(stats.trimmed_mean(values))}{interval_text}"
 
 
 def _count(count: int) -> str:

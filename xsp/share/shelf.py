@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from xsp.connections import Connection
 from xsp.errors import ShareError
+from xsp.texts import size_text
 
 
 class Eviction(str, enum.Enum):
@@ -253,11 +254,3 @@ class Shelf(Generic[Kind]):
         del self.objects[stored.key]
         stored.free()
         self.evictions += 1
-
-
-def size_text(nbytes: int) -> str:
-    """Return bytes as text: `97.8 MiB`."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes} B"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.store.iterations import IS_ALIKE, MIN_ROWS
 from xsp.store.loop import BARE
 
@@ -45,7 +45,7 @@ def coldness(con: duckdb.DuckDBPyConnection) -> Coldness | None:
         FROM bare
         """
     ).fetchall()
-    usual_ns = summary.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
+    usual_ns = stats.percentile(steady_ns, 0.5, weights) if steady_ns else 0.0
     if waited_ns is not None and waited_ns > usual_ns:
         return None
     return Coldness(cold_ns / usual_ns, count) if count >= MIN_ROWS and usual_ns else None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.schema import Level
 
 BARE = int(Level.APPLICATION)
@@ -166,7 +166,7 @@ def _usual_before(rows: Sequence[LoopRow]) -> dict[int, float]:
     for row in rows:
         if row.rung == BARE and row.before_ns is not None:
             by_kind[row.kind].append(row.before_ns)
-    return {kind: summary.percentile(times, 0.5) for kind, times in by_kind.items()}
+    return {kind: stats.percentile(times, 0.5) for kind, times in by_kind.items()}
 
 
 def _alone(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> dict[int, float]:
@@ -180,7 +180,7 @@ def _alone(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> dict[int, 
             shallowest[row.kind] = min(row.rung, shallowest.get(row.kind, row.rung))
     return {
         kind: usual_ns.get(kind, 0.0)
-        + summary.trimmed_mean([row.dur_ns for row in rows if row.kind == kind and row.rung == rung])
+        + stats.trimmed_mean([row.dur_ns for row in rows if row.kind == kind and row.rung == rung])
         for kind, rung in shallowest.items()
     }
 

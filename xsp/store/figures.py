@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xsp import summary
+from xsp import stats
 from xsp.levels import depth
 from xsp.schema import Kind, Level, Span
 from xsp.store import iterations
@@ -37,15 +37,15 @@ class DurationStats:
     """Number of durations that `mean`, `interval` and `quantiles` are computed from; 0 if the span has no own rung."""
 
     mean: float = 0.0
-    interval: summary.Interval | None = None
+    interval: stats.Interval | None = None
     quantiles: tuple[float | None, ...] = (None, None, None)
     """The median, the 90th and the 99th percentile."""
 
     def set_from_own_rung(self, durations: list[float]) -> None:
         """Compute the statistics from the durations at the own rung."""
-        self.steps, self.mean = len(durations), summary.trimmed_mean(durations)
-        self.interval = summary.interval(durations)
-        self.quantiles = tuple(summary.percentile(durations, quantile) for quantile in _QUANTILES)
+        self.steps, self.mean = len(durations), stats.trimmed_mean(durations)
+        self.interval = stats.interval(durations)
+        self.quantiles = tuple(stats.percentile(durations, quantile) for quantile in _QUANTILES)
 
     def set_from_bare_steps(self, steps: Sequence[iterations.BareStep]) -> None:
         """Compute the statistics from steady bare steps, in the order in which they ran."""
@@ -70,33 +70,35 @@ class Figures(NamedTuple):
 
 
 def figures_of(
-    span: Span, inner_counts: Mapping[int, int], stats: DurationStats, rungs: Sequence[Rung], min_ns: float
+    span: Span, inner_counts: Mapping[int, int], durations: DurationStats, rungs: Sequence[Rung], min_ns: float
 ) -> Figures:
     """Return the figures of one span from the timed steps.
 
     Args:
         span: span of the template.
         inner_counts: number of spans inside it, by the level of the rung that adds them.
-        stats: statistics of its counterparts.
+        durations: statistics of its counterparts.
         rungs: outermost first.
         min_ns: true time of the spans directly inside it.
     """
     measured_rung = rungs[0] if span.kind == Kind.STEP and rungs else own_rung(span.level, rungs)
-    if measured_rung is None or not stats.steps:
-        return Figures(0, stats.raw, cause=UNMEASURED)
-    median, p90, p99 = stats.quantiles
-    figures = Figures(stats.steps, stats.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
+    if measured_rung is None or not durations.steps:
+        return Figures(0, durations.raw, cause=UNMEASURED)
+    median, p90, p99 = durations.quantiles
+    figures = Figures(durations.steps, durations.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
     if measured_rung.added_ns is None and measured_rung.level > Level.MODEL:
         return figures._replace(cause=NO_RUNG_OUTSIDE)
-    nested, interval = inner_counts.get(measured_rung.level, 0), stats.interval
+    nested, interval = inner_counts.get(measured_rung.level, 0), durations.interval
     deeper_rungs = [rung for rung in rungs if rung.level > measured_rung.level]
-    true = max(min(min_ns, stats.mean), stats.mean - nested * measured_rung.cost_ns)
+    true = max(min(min_ns, durations.mean), durations.mean - nested * measured_rung.cost_ns)
+    low, high = None, None
+    if interval is not None:
+        low = min(true, max(0.0, interval.low - nested * measured_rung.cost_interval.high))
+        high = max(true, interval.high - nested * measured_rung.cost_interval.low)
     return figures._replace(
         true_ns=true,
-        true_lo_ns=min(true, max(0.0, interval.lo - nested * measured_rung.cost_interval.hi))
-        if interval is not None
-        else None,
-        true_hi_ns=max(true, interval.hi - nested * measured_rung.cost_interval.lo) if interval is not None else None,
+        true_lo_ns=low,
+        true_hi_ns=high,
         explained_ns=nested * measured_rung.cost_ns
         + sum(inner_counts.get(rung.level, 0) * rung.cost_ns for rung in deeper_rungs),
         cause=_cause(nested, measured_rung, inner_counts, deeper_rungs),

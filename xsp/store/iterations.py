@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store import devicetime, overlap
@@ -70,12 +71,12 @@ class BareStep(NamedTuple):
 
 def mean_ns(steps: Sequence[BareStep]) -> float:
     """Return the trimmed mean of the times of bare steps, in nanoseconds; each row weighs as much as its steps."""
-    return summary.trimmed_mean(_equally_weighted(steps))
+    return stats.trimmed_mean(_equally_weighted(steps))
 
 
 def percentile_ns(steps: Sequence[BareStep], share: float) -> float:
     """Return a percentile of the times of bare steps, in nanoseconds; each row counts as often as it has steps."""
-    return summary.percentile([step.dur_ns for step in steps], share, [step.steps for step in steps])
+    return stats.percentile([step.dur_ns for step in steps], share, [step.steps for step in steps])
 
 
 def step_count(steps: Sequence[BareStep]) -> int:
@@ -84,7 +85,7 @@ def step_count(steps: Sequence[BareStep]) -> int:
 
 
 def _equally_weighted(steps: Sequence[BareStep]) -> list[float]:
-    return summary.of_equal_weight([step.dur_ns for step in steps], [step.steps for step in steps])
+    return stats.of_equal_weight([step.dur_ns for step in steps], [step.steps for step in steps])
 
 
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
@@ -151,13 +152,13 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
     return steps if is_short and len(steps) >= MIN_ROWS else []
 
 
-def disturbed_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+def disturbed_interval(steps: Sequence[BareStep]) -> stats.Interval | None:
     """Return the 95 % interval of the mean of `disturbed_steps`, its lower end divided by `DISTURBANCE_FACTOR`."""
     interval = spread_interval(steps)
-    return None if interval is None else summary.Interval(interval.lo / DISTURBANCE_FACTOR, interval.hi)
+    return None if interval is None else replace(interval, low=interval.low / DISTURBANCE_FACTOR)
 
 
-def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+def bare_interval(steps: Sequence[BareStep]) -> stats.Interval | None:
     """Return the 95 % interval of the trimmed mean of bare steps, in the order in which they ran.
 
     The subtracted time is an estimate, so the interval allows for zero to twice this time. Its lower end also
@@ -170,20 +171,18 @@ def bare_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
     if interval is None:
         return None
     subtracted_ns = max(step.idle_hook_ns for step in steps)
-    return summary.Interval(
-        max(0.0, interval.lo - subtracted_ns - settling_ns(steps) - eviction_ns(steps)), interval.hi + subtracted_ns
-    )
+    low_ns = max(0.0, interval.low - subtracted_ns - settling_ns(steps) - eviction_ns(steps))
+    return replace(interval, low=low_ns, high=interval.high + subtracted_ns)
 
 
-def spread_interval(steps: Sequence[BareStep]) -> summary.Interval | None:
+def spread_interval(steps: Sequence[BareStep]) -> stats.Interval | None:
     """Return the interval of `mean_ns`; None for fewer than three rows."""
-    interval = summary.drifting_interval(_equally_weighted(steps))
+    interval = stats.drifting_interval(_equally_weighted(steps))
     if interval is not None or len(steps) < 3:
         return interval
     # one or two rows have nearly all the steps
-    interval = summary.mean_interval([step.dur_ns for step in steps], [step.steps for step in steps])
-    middle = mean_ns(steps)
-    return None if interval is None else summary.Interval(min(interval.lo, middle), max(interval.hi, middle))
+    interval = stats.mean_interval([step.dur_ns for step in steps], [step.steps for step in steps])
+    return None if interval is None else interval.at(mean_ns(steps))
 
 
 def settling_ns(steps: Sequence[BareStep]) -> float:
@@ -206,7 +205,7 @@ def eviction_ns(steps: Sequence[BareStep]) -> float:
     lines that it evicts. So it slows a step by at most about its own duration. The result is the median of these
     durations, at most `MAX_SUBTRACTED_SHARE` of the step, in nanoseconds.
     """
-    overhead_ns = summary.percentile([step.overhead_ns for step in steps], 0.5, [step.steps for step in steps])
+    overhead_ns = stats.percentile([step.overhead_ns for step in steps], 0.5, [step.steps for step in steps])
     return min(overhead_ns, MAX_SUBTRACTED_SHARE * percentile_ns(steps, 0.5))
 
 
@@ -281,7 +280,7 @@ def nearby_medians(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float
     for number, _ in recorded:
         index = bisect_left(numbers, number)
         first = max(0, min(index - NEARBY_ROWS // 2, len(bare) - NEARBY_ROWS))
-        medians.append(summary.percentile([step.dur_ns for step in bare[first : first + NEARBY_ROWS]], 0.5))
+        medians.append(stats.percentile([step.dur_ns for step in bare[first : first + NEARBY_ROWS]], 0.5))
     return medians
 
 
@@ -327,7 +326,7 @@ class Iteration(NamedTuple):
     mean_ns: float | None
     """Time from the end of the previous step to the end of this one; None if no step ran bare."""
 
-    interval: summary.Interval | None
+    interval: stats.Interval | None
     step_ns: float | None
     data_ns: float | None
     """Time of waiting for data, before the step or in it."""
@@ -350,10 +349,10 @@ class Iteration(NamedTuple):
     beside_ns: float = 0.0
     """Time between two steps of a thread in which other threads ran steps; it is not part of `mean_ns`."""
 
-    data_interval: summary.Interval | None = None
+    data_interval: stats.Interval | None = None
     """95 % interval of `data_ns`."""
 
-    between_interval: summary.Interval | None = None
+    between_interval: stats.Interval | None = None
     """95 % interval of `between_ns`."""
 
     overlap: Overlap | None = None
@@ -444,8 +443,8 @@ def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if entry["are_all"] and key in chosen:
             undisturbed = chosen[key]
             mean_ns = undisturbed["ns"] / undisturbed["measured"]
-            bounds = summary.mean_interval(undisturbed["times"], undisturbed["weights"])
-            is_uncertain = bounds is None or bounds.hi - bounds.lo > 2 * MAX_UNCERTAINTY * mean_ns
+            bounds = stats.mean_interval(undisturbed["times"], undisturbed["weights"])
+            is_uncertain = bounds is None or bounds.half > MAX_UNCERTAINTY * mean_ns
             if mean_ns >= SHORT_NS and is_uncertain and entry["measured"] > undisturbed["measured"]:
                 chosen[key] = {**entry, "disturbed": undisturbed["disturbed"]}
         else:
@@ -464,9 +463,9 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
         values = [*(value for value, number in at_host if number in pace.host_rows), *pace.values]
     times, weights = zip(*values, strict=True)
     mean_ns = math.fsum(time * weight for time, weight in values) / sum(weights)
-    interval = summary.mean_interval(times, weights)
+    interval = stats.mean_interval(times, weights)
     if mean_ns < busy_ns:  # the device's work of an iteration cannot take longer than the iteration
-        mean_ns, interval = busy_ns, interval and summary.Interval(min(interval.lo, busy_ns), max(interval.hi, busy_ns))
+        mean_ns, interval = busy_ns, interval and interval.at(busy_ns)
     return Iteration(
         *identity,
         mean_ns,
@@ -479,6 +478,6 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
         row["faults"],
         row["system_ns"],
         row["beside_ns"] / measured_steps,
-        summary.mean_interval(row["waits"], row["weights"]),
-        summary.mean_interval([gap or 0.0 for gap in row["gaps"]], row["weights"]),
+        stats.mean_interval(row["waits"], row["weights"]),
+        stats.mean_interval([gap or 0.0 for gap in row["gaps"]], row["weights"]),
     )

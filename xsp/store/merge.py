@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from xsp import summary, table
+from xsp import stats, table
 from xsp.device import occupancy
 from xsp.run import Run
 from xsp.schema import COLUMNS, DESCRIPTION_KEYS, LOOP_COLUMNS, MAX_NESTING, MERGED_COLUMNS, Kind, Level, Rule, Span
@@ -117,7 +117,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     template = _template(con, template_step)
     rungs = rungs_of(con, run)
     _count_inside(template, rungs)
-    stats = _duration_stats(con, template, rungs, run)
+    duration_stats = _duration_stats(con, template, rungs, run)
     cold = coldness.coldness(con) if rungs and rungs[0].level == BARE else None
     description = _describe(con, template)
     rows = []
@@ -125,7 +125,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     for span, inner_counts in reversed(list(zip(template.rows, template.inner_counts, strict=True))):
         if description is not None and span.key in description.columns_by_key:
             span = _with_description(span, description.columns_by_key[span.key], description.has_other_inputs)
-        figures = figures_of(span, inner_counts, stats[span.key or ""], rungs, min_ns[span.span_id])
+        figures = figures_of(span, inner_counts, duration_stats[span.key or ""], rungs, min_ns[span.span_id])
         if span.kind != Kind.STEP and cold is not None:
             figures = on_cold_caches(figures, cold)
         if span.parent_rule == Rule.CONTAINMENT and figures.true_ns is not None and span.thread is not None:
@@ -212,7 +212,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
     outer_rung: int | None = None
     for level, recorded in steps.items():
         durations = [dur_ns for _, dur_ns in recorded]
-        step_ns = summary.trimmed_mean(durations)
+        step_ns = stats.trimmed_mean(durations)
         added = added_interval = None
         pairs: list[float] = []
         if outer_rung is not None:
@@ -223,7 +223,7 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
             baseline = iterations.nearby_medians(bare, recorded)
             pairs = [deep - shallow for deep, shallow in zip(durations, baseline, strict=True)]
         if pairs:
-            added, added_interval = summary.trimmed_mean(pairs), summary.interval(pairs)
+            added, added_interval = stats.trimmed_mean(pairs), stats.interval(pairs)
         spans = _spans_added(con, level, outer_rung if outer_rung is not None else BARE)
         calibrated_ns = _calibrated_ns(run, outer_rung if outer_rung is not None else BARE, level)
         rungs.append(Rung(level, len(durations), step_ns, added, added_interval, spans, calibrated_ns))
@@ -294,7 +294,7 @@ def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any,
         INSERT INTO merged
         WITH measured AS (
             SELECT key, list_sort(list(dur_ns::DOUBLE)) AS sorted, len(sorted) AS steps,
-                   CASE WHEN steps = 3 THEN 1 ELSE floor({summary.TRIM} * steps)::BIGINT END AS dropped
+                   CASE WHEN steps = 3 THEN 1 ELSE floor({stats.TRIM} * steps)::BIGINT END AS dropped
             FROM alike_spans WHERE status = 'ok' AND key IN (SELECT key FROM spans WHERE {_STEP}) GROUP BY key
         ), averaged AS (
             SELECT key, steps, list_avg(sorted[dropped + 1 : steps - dropped]) AS raw_ns,
@@ -339,7 +339,7 @@ def _duration_stats(
     """Return the statistics of the timed steps for each key of the template."""
     rungs_by_key = {row.key: own_rung(row.level, rungs) for row in template.rows}
     step_key = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
-    stats: dict[str, DurationStats] = defaultdict(DurationStats)
+    result: dict[str, DurationStats] = defaultdict(DurationStats)
     cursor = con.execute(
         "SELECT key, rung, list(dur_ns::DOUBLE) FROM alike_spans "
         "WHERE timed AND status = 'ok' AND key IN (SELECT unnest(?::VARCHAR[])) GROUP BY key, rung",
@@ -349,12 +349,12 @@ def _duration_stats(
         for key, rung, durations in batch:
             rung_of_key = rungs_by_key[key]
             if rung_of_key is not None and rung == rung_of_key.level:
-                stats[key].set_from_own_rung(durations)
+                result[key].set_from_own_rung(durations)
             if rungs and rung == rungs[-1].level:  # without rungs, calls in steps that raised
-                stats[key].raw = summary.trimmed_mean(durations)
+                result[key].raw = stats.trimmed_mean(durations)
     if step_key is not None and rungs and rungs[0].level == BARE:
-        stats[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
-    return stats
+        result[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
+    return result
 
 
 def _describe(con: duckdb.DuckDBPyConnection, template: _Template) -> _Description | None:

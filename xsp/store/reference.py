@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.schema import Level
 from xsp.store import devicetime
 from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED, WARM_UP_STEPS
@@ -20,16 +20,16 @@ LATER_ROWS = 40
 """Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
 
 
-class Change(NamedTuple):
+class Slowdown(NamedTuple):
     """The median iterations before and after operators or device work were recorded first; nanoseconds."""
 
     before_ns: float
     after_ns: float
-    ratio: summary.Interval
+    ratio: stats.Interval
     """95 % interval of `after_ns` / `before_ns`."""
 
 
-def change(con: duckdb.DuckDBPyConnection) -> Change | None:
+def change(con: duckdb.DuckDBPyConnection) -> Slowdown | None:
     """Return how the iterations of the kind and rank of `alike` changed with the first deep recording.
 
     Args:
@@ -65,6 +65,6 @@ def change(con: duckdb.DuckDBPyConnection) -> Change | None:
     return _change(before, after) if min(len(before), len(after)) >= MIN_ROWS else None
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Change:
-    before_ns, after_ns = summary.percentile(before, 0.5), summary.percentile(after, 0.5)
-    return Change(before_ns, after_ns, summary.median_ratio_interval(after, before))
+def _change(before: Sequence[float], after: Sequence[float]) -> Slowdown:
+    before_ns, after_ns = stats.percentile(before, 0.5), stats.percentile(after, 0.5)
+    return Slowdown(before_ns, after_ns, stats.median_ratio_interval(after, before))

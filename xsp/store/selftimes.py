@@ -50,7 +50,7 @@ _COLUMNS = [
 ]
 
 
-class _Row(NamedTuple):
+class _OperatorRow(NamedTuple):
     """The values that the query returns for an operator."""
 
     position: int
@@ -88,7 +88,7 @@ class _Row(NamedTuple):
 class _Operator:
     """An operator whose end the sweep has not reached."""
 
-    row: _Row
+    row: _OperatorRow
     parent: _Operator | None
     operators_ns: float = 0.0
     """Total time of the operators directly inside it."""
@@ -154,7 +154,7 @@ def create_table(trace: Trace) -> None:
     trace.create_temp_table(TABLE, "SELECT * FROM own_times_rows")
 
 
-def _operators(trace: Trace) -> Iterator[_Row]:
+def _operators(trace: Trace) -> Iterator[_OperatorRow]:
     """Yield the operators, thread by thread, outer operators first."""
     trace.create_temp_table(
         "own_times_input",
@@ -185,11 +185,11 @@ def _operators(trace: Trace) -> Iterator[_Row]:
     while rows := trace.sql(
         "SELECT * FROM own_times_input WHERE position BETWEEN ? AND ? ORDER BY position", [first, first + _BATCH - 1]
     ).fetchall():
-        yield from map(_Row._make, rows)
+        yield from map(_OperatorRow._make, rows)
         first += _BATCH
 
 
-def _table_rows(operators: Iterable[_Row]) -> Iterator[tuple[Any, ...]]:
+def _table_rows(operators: Iterable[_OperatorRow]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table, each as soon as everything inside its operator is known."""
     thread: tuple[int | None, int | None] | None = None
     stack: list[_Operator] = []

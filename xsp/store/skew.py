@@ -120,7 +120,7 @@ def _has_ids(trace: Trace, identity: str) -> bool:
     return False
 
 
-def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
+def _differences(trace: Trace, by_id: bool) -> tuple[list[ClockDifference], float]:
     """Return the clock difference between each rank and the lowest rank of its collectives, and the longest of their
     median durations, in nanoseconds."""
     rows = trace.con.execute(
@@ -137,7 +137,7 @@ def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
         """
     ).fetchall()
     differences = [
-        Difference(reference, rank, middle, (quantiles[1] - quantiles[0]) / 2)
+        ClockDifference(reference, rank, middle, (quantiles[1] - quantiles[0]) / 2)
         for reference, rank, middle, quantiles, _ in rows
     ]
     return differences, max((row[-1] for row in rows), default=0.0)
@@ -152,7 +152,7 @@ def _differences(trace: Trace, by_id: bool) -> tuple[list[Difference], float]:
 # differences is its uncertainty.
 
 
-class Difference(NamedTuple):
+class ClockDifference(NamedTuple):
     """How far the clock of one rank is ahead of another's, in nanoseconds."""
 
     reference: int
@@ -168,7 +168,7 @@ class Clock(NamedTuple):
     uncertainty_ns: float
 
 
-def align(ranks: Iterable[int], differences: Iterable[Difference]) -> dict[int, Clock]:
+def align(ranks: Iterable[int], differences: Iterable[ClockDifference]) -> dict[int, Clock]:
     """Return the clock of each rank relative to the lowest rank's, along the most certain differences.
 
     Args:
@@ -178,11 +178,11 @@ def align(ranks: Iterable[int], differences: Iterable[Difference]) -> dict[int, 
     Returns:
         Rank → clock. Uncertainties add up along the chain from the lowest rank.
     """
-    neighbours: dict[int, list[Difference]] = {rank: [] for rank in ranks}
+    neighbours: dict[int, list[ClockDifference]] = {rank: [] for rank in ranks}
     for difference in differences:
         neighbours[difference.reference].append(difference)
         neighbours[difference.rank].append(
-            Difference(difference.rank, difference.reference, -difference.ahead_ns, difference.uncertainty_ns)
+            ClockDifference(difference.rank, difference.reference, -difference.ahead_ns, difference.uncertainty_ns)
         )
     clocks: dict[int, Clock] = {}
     queue = [(0.0, min(neighbours), 0.0)] if neighbours else []

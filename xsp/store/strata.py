@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import summary
+from xsp import stats
 from xsp.store.loop import BARE
 
 GAP = 1.3
@@ -65,7 +65,7 @@ class Stratum(NamedTuple):
     """Every how many steps of the rank one of them runs; None if that varies."""
 
 
-class _Row(NamedTuple):
+class _IterationRow(NamedTuple):
     step: int
     steps: int
     rung: int
@@ -98,26 +98,26 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION) -> list[
         FROM loop WHERE status = 'ok' ORDER BY rank, kind, step
         """
     ).fetchall()
-    by_kind: dict[tuple[int, int], list[_Row]] = defaultdict(list)
+    by_kind: dict[tuple[int, int], list[_IterationRow]] = defaultdict(list)
     for rank, kind, *row in rows:
-        by_kind[rank, kind].append(_Row(*row))
+        by_kind[rank, kind].append(_IterationRow(*row))
     return [stratum for (rank, kind), group in by_kind.items() for stratum in _strata_of(rank, kind, group)]
 
 
-def _strata_of(rank: int, kind: int, rows: Sequence[_Row]) -> list[Stratum]:
+def _strata_of(rank: int, kind: int, rows: Sequence[_IterationRow]) -> list[Stratum]:
     bare = sorted((row for row in rows if row.rung == BARE), key=lambda row: row.ns)
     if not bare:
         return []
     groups = _divided(bare) if sum(row.steps for row in bare) >= FEWEST_BARE else [bare]
     slowdowns = _slowdowns(bare, [row for row in rows if row.rung != BARE])
-    recorded: list[list[_Row]] = [[] for _ in groups]
+    recorded: list[list[_IterationRow]] = [[] for _ in groups]
     for row in rows:
         if row.rung != BARE:
             recorded[_nearest(groups, row.step_ns / slowdowns.get(row.rung, 1.0) + row.before_ns)].append(row)
     return [_stratum(rank, kind, group, own) for group, own in zip(groups, recorded, strict=True)]
 
 
-def _divided(bare: Sequence[_Row]) -> list[Sequence[_Row]]:
+def _divided(bare: Sequence[_IterationRow]) -> list[Sequence[_IterationRow]]:
     """Divide iterations, in ascending order of their times, where the times have the largest gaps."""
     ratios = [
         (later.ns / max(1.0, earlier.ns), index)
@@ -127,20 +127,20 @@ def _divided(bare: Sequence[_Row]) -> list[Sequence[_Row]]:
     return [bare[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(bare)], strict=True)]
 
 
-def _slowdowns(bare: Sequence[_Row], recorded: Sequence[_Row]) -> dict[int, float]:
+def _slowdowns(bare: Sequence[_IterationRow], recorded: Sequence[_IterationRow]) -> dict[int, float]:
     """Return by how much recording at each rung slows a step, from the faster ones of both: most are alike."""
-    usual_ns = summary.percentile([row.step_ns for row in bare], 0.25, [row.steps for row in bare])
+    usual_ns = stats.percentile([row.step_ns for row in bare], 0.25, [row.steps for row in bare])
     times: dict[int, list[float]] = defaultdict(list)
     for row in recorded:
         times[row.rung].append(row.step_ns)
     return {
-        rung: max(1.0, summary.percentile(own, 0.25) / usual_ns)
+        rung: max(1.0, stats.percentile(own, 0.25) / usual_ns)
         for rung, own in times.items()
         if len(own) >= FEWEST_RECORDED and usual_ns
     }
 
 
-def _nearest(groups: Sequence[Sequence[_Row]], ns: float) -> int:
+def _nearest(groups: Sequence[Sequence[_IterationRow]], ns: float) -> int:
     """Return the index of the stratum whose range of times is nearest to a time, by its ratio."""
 
     def distance(index: int) -> float:
@@ -150,7 +150,7 @@ def _nearest(groups: Sequence[Sequence[_Row]], ns: float) -> int:
     return min(range(len(groups)), key=distance)
 
 
-def _stratum(rank: int, kind: int, bare: Sequence[_Row], recorded: Sequence[_Row]) -> Stratum:
+def _stratum(rank: int, kind: int, bare: Sequence[_IterationRow], recorded: Sequence[_IterationRow]) -> Stratum:
     count = sum(row.steps for row in bare)
     return Stratum(
         rank,
@@ -160,13 +160,13 @@ def _stratum(rank: int, kind: int, bare: Sequence[_Row], recorded: Sequence[_Row
         sum(row.steps * row.ns for row in bare) / count,
         count + len(recorded),
         tuple(row.step for row in recorded),
-        _period([*bare, *recorded]),
+        period_of(row.step for row in (*bare, *recorded) if row.steps == 1),
     )
 
 
-def _period(rows: Iterable[_Row]) -> int | None:
+def period_of(steps: Iterable[int]) -> int | None:
     """Return the usual distance of rare iterations, in steps; None for frequent ones, and if it varies."""
-    single = sorted(row.step for row in rows if row.steps == 1)
+    single = sorted(steps)
     distances = Counter(later - earlier for earlier, later in itertools.pairwise(single))
     if not distances:
         return None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
-from xsp import summary, table
+from xsp import stats, table
 from xsp.run import Run
 from xsp.schema import LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 
@@ -27,7 +27,7 @@ class Rung:
     step_ns: float
     added_ns: float | None
     """Nanoseconds that the rung adds to the step of the next outer rung; None for the outermost rung."""
-    added_interval: summary.Interval | None
+    added_interval: stats.Interval | None
     spans: int
     """Spans per step that this rung adds on the host; device work costs the step nothing."""
 
@@ -50,17 +50,17 @@ class Rung:
         return weighted[0] if weighted is not None else self.per_span_ns
 
     @cached_property
-    def cost_interval(self) -> summary.Interval:
+    def cost_interval(self) -> stats.Interval:
         """The 95 % interval of `cost_ns`."""
         weighted = self._weighted()
         if weighted is not None:
             mean, deviation = weighted
-            return summary.Interval(max(0.0, mean - _Z * deviation), mean + _Z * deviation)
+            half = stats.NORMAL * deviation
+            return stats.Interval(max(0.0, mean - half), mean, mean + half)
         if self.added_interval is None or not self.spans:
-            return summary.Interval(self.cost_ns, self.cost_ns)
-        return summary.Interval(
-            max(0.0, self.added_interval.lo) / self.spans, max(0.0, self.added_interval.hi) / self.spans
-        )
+            return stats.Interval(self.cost_ns, self.cost_ns, self.cost_ns)
+        low, high = (max(0.0, end) / self.spans for end in self.added_interval.ends)
+        return stats.Interval(low, self.cost_ns, high)
 
     def _weighted(self) -> tuple[float, float] | None:
         """Return the weighted mean of steps and calibration and its standard deviation; None if either is missing.
@@ -72,7 +72,7 @@ class Rung:
             return None
         steps_weight = 0.0
         if self.added_interval is not None:
-            deviation = (self.added_interval.hi - self.added_interval.lo) / (2 * _Z) / self.spans
+            deviation = self.added_interval.half / stats.NORMAL / self.spans
             if not deviation:
                 return None
             steps_weight = deviation**-2
@@ -81,10 +81,6 @@ class Rung:
             steps_weight + calibration_weight
         )
         return max(0.0, mean), (steps_weight + calibration_weight) ** -0.5
-
-
-_Z = 1.96
-"""Standard deviations from the mean to either end of a 95 % interval."""
 
 
 class Trace:

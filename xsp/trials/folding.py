@@ -79,7 +79,7 @@ class FoldBatchNorm(Trial):
             with torch.no_grad():
                 expected = module(*args, **kwargs)
                 _fold(torch, module, pairs, undo_steps)
-                error = _difference(torch, expected, module(*args, **kwargs))
+                error = _difference(expected, module(*args, **kwargs))
         except Exception:
             for undo in reversed(undo_steps):
                 undo()
@@ -134,7 +134,7 @@ def _without_norm(torch: Any, norm: Any) -> Any:
     return None
 
 
-def _difference(torch: Any, expected: Any, actual: Any) -> float | None:
+def _difference(expected: Any, actual: Any) -> float | None:
     """Return the largest difference of two results as a share of the largest value; None if they have no tensors."""
     from xsp.trials.outputs import tensors
 

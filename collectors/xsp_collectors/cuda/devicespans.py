@@ -9,8 +9,7 @@ from typing import Any
 
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
-from xsp_collectors.cuda.demangling import demangle
-from xsp_collectors.cuda.kernellibraries import library_by_name
+from xsp_collectors.cuda.kernelnames import demangle, library_by_name
 
 _COPIES = {
     1: "HtoD",

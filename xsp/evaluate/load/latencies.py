@@ -2,21 +2,19 @@
 
 Percentiles are nearest ranks: of n ordered values the one at place ⌈share · n⌉, so each is the latency of a request.
 Their intervals are order statistics. Neighbours in a queue wait for similar times, so the number of requests below the
-percentile varies more than for independent requests; the means of batches show how much more (`xsp.summary`).
+percentile varies more than for independent requests; the means of batches show how much more (`xsp.stats`).
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp import summary
-from xsp.comparison.significance import quantile as student
+from xsp import stats
 from xsp.errors import UsageError
 from xsp.evaluate.load.requests import Requests
 from xsp.evaluate.load.schedules import SECOND
@@ -65,7 +63,7 @@ class Summary:
     percentiles: tuple[Percentile, ...]
     mean_ns: float
     trimmed_mean_ns: float
-    trimmed_mean_interval_ns: summary.Interval | None
+    trimmed_mean_interval_ns: stats.Interval | None
     service_ns: float
     """Mean service time of the model."""
 
@@ -125,8 +123,8 @@ def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: boo
         inputs=int(requests.batch.sum()),
         percentiles=percentiles,
         mean_ns=float(latency.mean()),
-        trimmed_mean_ns=summary.trimmed_mean(floats),
-        trimmed_mean_interval_ns=summary.drifting_interval(floats),
+        trimmed_mean_ns=stats.trimmed_mean(floats),
+        trimmed_mean_interval_ns=stats.drifting_interval(floats),
         service_ns=float(service.mean()),
         inputs_per_second=int(requests.batch.sum()) * SECOND / span if span else None,
         utilisation=float(service.sum()) / (span * requests.servers) if span else None,
@@ -139,12 +137,6 @@ def summarise(requests: Requests, shares: Sequence[float] = SHARES, poisson: boo
     )
 
 
-def rank_of(count: int, share: float) -> int:
-    """Return the index, from 0, of a percentile among `count` ordered values."""
-    # 0.07 * 100 exceeds 7 only by rounding, and must not become 8
-    return min(count - 1, max(0, math.ceil(round(share * count, 9)) - 1))
-
-
 def nearest_rank(values: NDArray[np.int64], share: float) -> int:
     """Return a percentile that is one of the values.
 
@@ -152,10 +144,10 @@ def nearest_rank(values: NDArray[np.int64], share: float) -> int:
         UsageError: there are no values, or the share is not between 0 and 1.
     """
     _check_percentile(values, share)
-    return int(np.partition(values, index := rank_of(len(values), share))[index])
+    return int(np.partition(values, index := stats.nearest_rank(len(values), share))[index])
 
 
-def of_percentile(values: NDArray[np.int64], share: float, confidence: float = summary.CONFIDENCE) -> Percentile:
+def of_percentile(values: NDArray[np.int64], share: float, confidence: float = stats.CONFIDENCE) -> Percentile:
     """Return a percentile with its interval.
 
     Args:
@@ -165,9 +157,9 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
     """
     _check_percentile(values, share)
     ordered, n = np.sort(values), len(values)
-    index = rank_of(n, share)
+    index = stats.nearest_rank(n, share)
     value = int(ordered[index])
-    half_width = _rank_half_width(values <= value, share, (1 + confidence) / 2)
+    half_width = stats.rank_half_width(values <= value, share, confidence)
     low, high = math.floor(share * n - half_width) - 1, math.ceil(share * n + half_width)
     # if a rank lies outside of the values, there are too few of them to bound that end
     return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
@@ -176,23 +168,6 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
 def _check_percentile(values: NDArray[np.int64], share: float) -> None:
     if not len(values) or not 0 < share <= 1:
         raise UsageError(f"the percentile {100 * share:g} of {len(values)} values does not exist")
-
-
-def _rank_half_width(below: NDArray[np.bool_], share: float, quantile: float) -> float:
-    """Return the half-width of the interval in ranks: that of independent values, or a wider one from batches.
-
-    As in `xsp.summary.drifting_interval`: the correlation length is unknown, so several batch lengths are tried, with
-    Student's quantile, and the widest interval counts.
-    """
-    n = len(below)
-    half_width = statistics.NormalDist().inv_cdf(quantile) * math.sqrt(n * share * (1 - share))
-    for batches in (summary.BATCHES, *summary.COARSE_BATCHES):
-        if n < batches * summary.MIN_BATCH_VALUES:
-            continue
-        starts = np.arange(batches) * n // batches
-        means = np.add.reduceat(below.astype(float), starts) / np.diff([*starts, n])
-        half_width = max(half_width, student(quantile, batches - 1) * n * float(means.std(ddof=1)) / math.sqrt(batches))
-    return half_width
 
 
 def little(requests: Requests) -> Little | None:

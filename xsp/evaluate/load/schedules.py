@@ -6,9 +6,7 @@ model's speed determines the rate. All others are open loops: requests arrive in
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +15,6 @@ from numpy.typing import NDArray
 
 from xsp.errors import UsageError
 from xsp.evaluate.load.requests import Times
-from xsp.ingest import load as runs
-from xsp.schema import Kind
 
 MOST_REQUESTS = 10_000_000
 SECOND = 1_000_000_000
@@ -133,57 +129,6 @@ def replay(times_s: Sequence[float], batch: Sequence[int] | int = 1, speed: floa
         due = _due((times[order] - times.min()) / speed * SECOND)
     rate = (len(due) - 1) * SECOND / int(due[-1]) if len(due) > 1 and due[-1] else None
     return Schedule("replay", sizes[order], due, rate)
-
-
-def times_from_file(path: str | os.PathLike[str]) -> list[float]:
-    """Return the times in a file, in seconds: a JSON list, or one number per line; empty lines and `#…` are skipped.
-
-    Raises:
-        UsageError: it cannot be read, or a line is not a number; the message names the line.
-    """
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read()
-        if text.lstrip().startswith("["):
-            return [float(value) for value in json.loads(text)]
-    except (OSError, UnicodeDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{os.fspath(path)} has no times of requests: {error}") from error
-    times = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not (field := line.partition("#")[0].strip()):
-            continue
-        try:
-            times.append(float(field))
-        except ValueError:
-            raise UsageError(f"{os.fspath(path)}:{number}: {field[:40]!r} is not a time in seconds") from None
-    return times
-
-
-def times_from_run(path: str | os.PathLike[str]) -> list[float]:
-    """Return the start times of a run's steps, in seconds from the first; the steps of a service are its requests.
-
-    Unrecorded steps count, if the run has their times. Steps for which the run has only mean times start at equal
-    intervals.
-
-    Raises:
-        UsageError: the run has no steps, or more than `MOST_REQUESTS`; and the errors of `xsp.load`.
-    """
-    trace = runs.load(path)
-    has_loop = trace.con.execute("SELECT 1 FROM duckdb_columns() WHERE table_name = 'loop' LIMIT 1").fetchall()
-    queries = [f"SELECT start_ns FROM spans WHERE kind = '{Kind.STEP}' AND start_ns IS NOT NULL ORDER BY 1"]
-    if has_loop:
-        ((steps,),) = trace.con.execute("SELECT coalesce(sum(steps), 0)::BIGINT FROM loop").fetchall()
-        _check_count(max(1, steps), "steps to replay")
-        start_expression = "start_ns + (step_index * (dur_ns + coalesce(before_ns, 0)))::BIGINT"
-        queries.insert(
-            0,
-            f"SELECT unnest(list_transform(range(steps), lambda step_index: {start_expression})) FROM loop "
-            "WHERE start_ns IS NOT NULL ORDER BY 1",
-        )
-    starts = next((rows for query in queries if (rows := trace.con.execute(query).fetchall())), [])
-    if not starts:
-        raise UsageError(f"{os.fspath(path)} has no step, so there is nothing to replay")
-    return [(int(start_ns) - int(starts[0][0])) / SECOND for (start_ns,) in starts]
 
 
 def _closed(kind: str, requests: int, batch: int) -> Schedule:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xsp.bound.coefficients import pearson_of, spearman_of
 from xsp.errors import AnalysisError
+from xsp.stats import pearson_of, spearman_of
 
 Floats = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp import summary
+from xsp import stats
 from xsp.comparison import evidence
 
 Runs = Sequence[NDArray[Any]]
@@ -303,7 +303,7 @@ class _Run:
 
     @property
     def trimmed_mean_ns(self) -> float:
-        return summary.trimmed_mean(self.latencies)
+        return stats.trimmed_mean(self.latencies)
 
     @property
     def processor_ns(self) -> float | None:

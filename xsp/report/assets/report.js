@@ -9,9 +9,9 @@ function drawHeader() {
 }
 
 function drawFigures() {
-  const { heading, sentence, advice } = data.screen;
+  const { heading, sentences, advice } = data.screen;
   byId("heading").textContent = heading;
-  byId("verdict").textContent = sentence;
+  byId("verdict").replaceChildren(...sentences.map((sentence) => make("p", sentence)));
   byId("advice").replaceChildren(...advice.map(([gain, what, todo]) => {
     const item = make("li");
     item.append(make("b", gain), make("span", `: ${what}`), make("div", `Do: ${todo}`, "quiet"));

@@ -1,0 +1,172 @@
+"""Slow iterations, first ones and growth: named where they are there, and not on steady programs with drawn noise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from xsp import account
+from xsp.account import entries as names
+from xsp.account.sentences import remarks
+from xsp.advise import advisor
+from xsp.advise.advice import Needs
+from xsp.report import firstscreen
+from xsp.schema import Level
+from xsp.store.loop import BARE
+from xsp.store.trace import Trace
+from xsp.testing import spans, trace_of, with_loop
+
+MS = 1_000_000
+Draw = Callable[[random.Random], float]
+NOISES: dict[str, Draw] = {
+    "normal": lambda draw: max(0.5, draw.gauss(1, 0.05)),
+    "lognormal": lambda draw: draw.lognormvariate(0, 0.25),
+    "gamma": lambda draw: draw.gammavariate(4, 0.25),
+    "exponential tail": lambda draw: 0.8 + draw.expovariate(5),
+    "disturbed": lambda draw: draw.lognormvariate(0, 0.05) * (2.5 if draw.random() < 0.01 else 1),
+}
+
+
+def rows_of(
+    times_ms: Sequence[float], before_ms: Sequence[float] | None = None, **columns: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return the rows of a loop, in order of time, from times of steps and times before them."""
+    rows, now_ns = [], 0.0
+    for step, dur_ms in enumerate(times_ms):
+        gap_ns = before_ms[step] * MS if before_ms is not None else 0.05 * MS
+        row = {"step": step, "start_ns": round(now_ns + gap_ns), "dur_ns": dur_ms * MS, "before_ns": gap_ns}
+        rows.append({**row, **{name: values[step] for name, values in columns.items()}})
+        now_ns += gap_ns + dur_ms * MS
+    return rows
+
+
+def trace_with(rows: list[dict[str, Any]], recorded: str = "", run: dict[str, Any] | None = None) -> Trace:
+    """Return a run with that loop; by default its step 4 was recorded at the level of models."""
+    if not recorded:
+        recorded = f"step s 0-{rows[4]['dur_ns'] / 1e3} step=4"
+        rows[4]["rung"] = int(Level.MODEL)
+    return with_loop(trace_of(spans(recorded), run), rows)
+
+
+def texts(trace: Trace) -> list[str]:
+    accounted = account.of(trace)
+    assert accounted.violations == ()
+    shown = firstscreen.text(firstscreen.first_screen(trace, "a", ()), 80)
+    assert len(shown.splitlines()) <= firstscreen.MOST_LINES
+    found = [remark.text for remark in remarks(accounted)]
+    joined = " ".join(shown.split())
+    assert all(text in joined for text in found[: firstscreen.MOST_REMARKS])
+    return found
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("count", [12, 40, 150, 600])
+def test_a_steady_program_gets_no_remark(noise: str, count: int) -> None:
+    alarms = 0
+    for seed in range(10):
+        draw = random.Random(1000 * seed + count)
+        times = [20 * NOISES[noise](draw) for _ in range(count)]
+        before = [2 * NOISES[noise](draw) for _ in range(count)]
+        trace = trace_with(rows_of(times, before))
+        main = account.of(trace).main
+        assert main is not None
+        alarms += len(remarks(account.of(trace)))
+    assert alarms == 0, noise
+
+
+def test_a_save_each_fifteenth_iteration_is_named_with_its_period_and_its_line() -> None:
+    draw = random.Random(1)
+    before = [234.0 if step and step % 15 == 0 else 0.1 for step in range(150)]
+    line = {"file": "train.py", "line": 30, "calls": "save", "ns": 234 * MS, "gaps": 1}
+    run = {"between": {"gaps": 12, "ns": 240 * MS, "lines": [line]}}
+    trace = trace_with(rows_of([draw.gauss(21, 0.5) for _ in range(150)], before), run=run)
+    (text,) = texts(trace)
+    assert text.startswith("Each 15th iteration takes 255 ms instead of 21.")
+    assert "between steps, in train.py:30, save: 14.3 of 35.2 ms (41 %) of the mean iteration." in text
+    main = account.of(trace).main
+    assert main is not None
+    usual, slow = main.time.children
+    assert (usual.ms or 0) + (slow.ms or 0) == pytest.approx(main.time.ms)
+    assert firstscreen.first_screen(trace, "a", ()).sentences[0] == text
+    pieces = advisor.of(trace, max_needs=Needs.TRACE).advice
+    assert [piece.question for piece in pieces if "15th" in piece.what] == ["between"]
+
+
+FAST, LONG = (
+    """
+    step s       {0}-{3}  step={4}
+    forward Net  {0}-{1} step={4}
+    module Net   {0}-{1} step={4}
+    module enc   {0}-{2} step={4} type=Enc
+    """.format(*(1000 * at for at in times), step)
+    for step, times in ((7, (0, 5, 4.5, 6)), (17, (100, 205, 204, 206)))
+)  # fmt: skip
+
+
+def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
+    draw = random.Random(2)
+    times = [draw.gauss(106 if step % 12 == 5 else 6, 0.2) for step in range(144)]
+    rungs = [30 if step in (7, 17) else BARE for step in range(144)]
+    trace = trace_with(rows_of(times, rung=rungs), FAST + LONG)
+    (text,) = texts(trace)
+    assert text.startswith("Each 12th iteration takes 106 ms instead of 6.")
+    assert "in forward, in enc (Enc): " in text
+    (piece,) = [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question == "uneven"]
+    assert piece.what.startswith("each 12th iteration takes 106 ms instead of 6.")
+    assert piece.gain.value < 9
+
+
+def test_slow_samples_at_random_are_waits_for_data() -> None:
+    draw = random.Random(3)
+    data = [draw.gauss(320, 20) if draw.random() < 0.04 else draw.uniform(0.1, 0.5) for _ in range(200)]
+    trace = trace_with(
+        rows_of([draw.gauss(20, 1) for _ in data], [ms + 0.1 for ms in data], data_ns=[ms * MS for ms in data])
+    )
+    (text,) = texts(trace)
+    assert " of 200 iterations take 3" in text or " of 197 iterations take 3" in text
+    assert "waiting for data: " in text
+
+
+def test_compilation_and_warm_up_are_entries_of_the_program() -> None:
+    draw = random.Random(4)
+    times = [38_000.0, 300.0, *(draw.gauss(50, 1) for _ in range(60))]
+    compiled = trace_of(
+        span._replace(name="Torch-Compiled Region: 0/0") if span.name == "region" else span
+        for span in spans("step s 0-50000 step=4\nuser region 10-40000 step=4")
+    )
+    rows = rows_of(times)
+    rows[4]["rung"] = int(Level.MODEL)
+    trace = with_loop(compiled, rows)
+    (text,) = texts(trace)
+    assert text.startswith("Compiling took 38.2 of 41.")
+    accounted = account.of(trace)
+    assert sum(entry.ms or 0 for entry in accounted.program) == pytest.approx(accounted.wall_ms)
+    assert next(entry for entry in accounted.program if entry.name == names.COMPILING).ms == pytest.approx(
+        38_200, rel=0.01
+    )
+    (text,) = texts(trace_with(rows_of([3000.0, 100.0, *times[2:]])))
+    assert text.startswith("The first 2 iterations took 3.00 of 6.")
+
+
+def test_growth_is_named_with_both_times() -> None:
+    draw = random.Random(5)
+    times = [20 * (1 + 0.5 * step / 200) * draw.lognormvariate(0, 0.1) for step in range(200)]
+    (text,) = texts(trace_with(rows_of(times)))
+    assert text.startswith("An iteration takes ")
+    assert "% longer at the end than at the beginning: 2" in text
+
+
+def test_a_program_without_repeating_modules_has_no_iteration() -> None:
+    run = {"steps": {"found": False}, "kinds": [{"kind": 0, "name": "gate"}]}
+    trace = trace_with(rows_of([0.26] * 50), "step s 0-260", run)
+    screen = firstscreen.first_screen(trace, "a")
+    assert screen.sentence.startswith("Steps could not be found: ")
+    assert "xsp run --step NAME" in screen.sentence
+    assert screen.advice == ()
+    assert screen.heading.endswith(": steps unknown")
+    shown = firstscreen.text(screen, 80)
+    assert "an iteration" not in shown.split("Steps could")[0]
+    assert "where the time of the loop goes" in shown

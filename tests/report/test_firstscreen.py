@@ -1,0 +1,75 @@
+"""The lines of the first screen: whole clauses, no advice without what to type."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from xsp.account.sentences import Line
+from xsp.advise.advice import Advice, Interval
+from xsp.report import firstscreen
+from xsp.report.firstscreen import FirstScreen, phrased
+
+
+def advice(what: str, do: str) -> Advice:
+    return Advice("q", what, (), Interval(1, 2, 3), True, 20.0, (), do)
+
+
+LONG = (
+    "the device is idle 35.5 ms of an iteration because the host issues its work too late: 2,288 gaps, 2,347 launches "
+    "whose calls take 12.1 ms"
+)
+DO = (
+    "fewer launches (CUDA graphs, torch.compile, a larger batch), or less Python between them; `launch-bound` names "
+    "the layers (see the page on devices, which explains each of them and how it was measured)"
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("rows", [1, 4, 8])
+def test_a_full_screen_fits_and_cuts_no_clause(width: int, rows: int) -> None:
+    lines = tuple(Line(f"part {number}", 10.0, 12.5) for number in range(rows))
+    screen = FirstScreen(
+        "a name of a program that is long enough, NVIDIA H200: 41.9 ms an iteration [37.0 ms … 46.8 ms]",
+        "The host limits: the device works 6.22 of 41.9 ms (15 %). The largest part of an iteration is the optimizer.",
+        ("Each 15th iteration takes 255 ms instead of 21.1 ms, between steps, in train.py:30, save: 14.3 of 35.2 ms.",),
+        lines,
+        lines,
+        "device",
+        (advice(LONG, DO), advice(LONG, DO), advice(LONG, DO)),
+        ("layers: device time by layer: 70.4 % exact, 0 % inferred, 29.6 % unknown", "loop: one", "samples: two"),
+        "B",
+        "xsp advise runs/x (all advice), xsp report … (a page), xsp analyze … ops phases (tables)",
+    )
+    shown = firstscreen.text(screen, width, stored="runs/a/long/path/of/a/run").splitlines()
+    assert len(shown) <= firstscreen.MOST_LINES
+    assert all(len(line) <= min(width, firstscreen.MAX_WIDTH) for line in shown)
+    joined = " ".join(line.strip() for line in shown)
+    assert joined.count("do: fewer launches") == joined.count(" save at most ") >= 1
+    if width >= 80:
+        assert joined.count("(CUDA graphs, torch.compile, a larger batch)") == joined.count(" save at most ")
+        assert not any(line.endswith("…") for line in shown)
+
+
+def test_a_text_is_shortened_by_clauses() -> None:
+    assert phrased("one two", 10, 1) == ["one two"]
+    assert phrased("first part: second part; third part", 24, 1) == ["first part: second part"]
+    assert phrased("first part (a remark that is long), second", 12, 1) == ["first part"]
+    assert phrased("3. save about 5 ms (4 %): Adam updates 240 parameters: one by one", 55, 1) == [
+        "3. save about 5 ms (4 %): Adam updates 240 parameters"
+    ]
+
+
+def test_a_shortened_text_is_the_beginning_of_the_whole_and_its_brackets_close() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        words = ["word" * draw.randint(1, 3) + draw.choice(["", "", ",", ";", ":"]) for _ in range(draw.randint(1, 40))]
+        if len(words) > 8:
+            words[3], words[6] = f"({words[3]}", f"{words[6].rstrip(',;:')})"
+        content = " ".join(words)
+        lines = phrased(content, 40, draw.randint(1, 3))
+        joined = " ".join(lines)
+        assert content.startswith(joined.removesuffix(" …"))
+        if not joined.endswith("…"):
+            assert joined.count("(") == joined.count(")")
