@@ -196,3 +196,21 @@ def test_an_iteration_without_an_undisturbed_step_is_unknown_and_not_zero() -> N
     assert main is not None
     assert main.time.source.startswith("recorded")
     assert main.host[names.BETWEEN] is None or not main.host.ms(names.BETWEEN)
+
+
+def test_a_trace_without_steps_is_one_window() -> None:
+    main = main_of("op aten::mm 0-400 thread=1\nop aten::mm 500-1000 thread=1\nop aten::add 100-200 thread=2")
+    assert (main.unit, main.time.ms) == ("window", pytest.approx(1.0))
+
+
+def test_time_between_steps_that_was_never_measured_is_no_part() -> None:
+    loop = [{"step": number, "dur_ns": 1e6, "before_ns": None} for number in range(10)]
+    main = account.of(with_loop(trace_of(spans("step train 0-1000 rung=20\nforward Net 100-500 rung=20")), loop)).main
+    assert main is not None
+    assert main.host[names.BETWEEN] is None
+
+
+def test_operators_are_not_joined_over_a_wait_for_data() -> None:
+    main = main_of("step s 0-1000\ndata loader 0-400\nop aten::stack 50-350\nop aten::mm 500-700")
+    assert main.host.ms(names.DATA) == pytest.approx(0.4)
+    assert main.host.ms(names.FORWARD) == pytest.approx(0.2)

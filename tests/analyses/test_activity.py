@@ -30,7 +30,7 @@ def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
 
 def test_what_overlaps_counts_once_and_hidden_communication_is_told_from_exposed() -> None:
     trace = trace_of(spans(DEVICE))
-    assert ask("device-activity", trace, "window_ms, busy_ms, idle_ms, busy_percent") == [(0.4, 0.32, 0.08, 80.0)]
+    assert ask("device-activity", trace, "window_ms, busy_ms, idle_ms") == [(0.4, 0.32, 0.08)]
     assert ask("device-activity", trace, "computation_ms, communication_ms, copy_ms, kernels, copies") == [
         (0.2, 0.15, 0.03, 3, 1)
     ]

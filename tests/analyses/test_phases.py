@@ -1,4 +1,4 @@
-"""The phases of a step: each instant once, several calls summed, waiting before the step and in it."""
+"""The phases of a step are the host's side of the account: each instant once, waiting before the step and in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 import xsp
 from xsp import analyses
-from xsp.analyses.phases import PhaseCall, exclusive_times
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -31,13 +30,12 @@ def test_phases_add_up_to_the_iteration_and_a_wait_before_the_step_is_data() -> 
     """)
     )
     assert phases(trace) == {
-        "forward": (1, 0.2, 20.0),
+        "waiting for data": (2, 0.35, 35.0),
         "backward": (1, 0.25, 25.0),
+        "forward": (1, 0.2, 20.0),
+        "outside the phases": (None, 0.16, 16.0),
         "optimizer": (1, 0.04, 4.0),
-        "data": (2, 0.35, 35.0),
-        "rest of the step": (None, 0.16, 16.0),
-        "between steps": (None, None, None),
-        "the iteration": (None, 1.0, 100.0),
+        "iteration": (None, 1.0, 100.0),
     }
 
 
@@ -59,33 +57,12 @@ def test_calls_of_accumulated_gradients_are_summed_and_an_optimizers_closure_is_
         "forward": (4, 0.39, 39.0),
         "backward": (3, 0.46, 46.0),
         "optimizer": (1, 0.11, 11.0),
-        "rest of the step": (None, 0.04, 4.0),
-        "between steps": (None, None, None),
-        "the iteration": (None, 1.0, 100.0),
+        "outside the phases": (None, 0.04, 4.0),
+        "iteration": (None, 1.0, 100.0),
     }
 
 
-def test_forward_passes_of_several_threads_at_once_count_each_instant_once() -> None:
-    at_once = [
-        PhaseCall("forward", 1, 0, 120, 120.0),
-        PhaseCall("forward", 2, 0, 100, 100.0),
-        PhaseCall("forward", 3, 10, 110, 100.0),
-        PhaseCall("backward", 1, 130, 200, 70.0),
-    ]
-    assert exclusive_times(at_once) == pytest.approx({"forward": 120, "backward": 70})
-
-
-def test_true_times_of_what_is_inside_are_taken_off_and_calls_of_no_time_cost_nothing() -> None:
-    inside = [
-        PhaseCall("optimizer", 1, 0, 100, 80.0),
-        PhaseCall("forward", 1, 10, 60, 30.0),
-        PhaseCall("backward", 1, 60, 60, 0.0),
-    ]
-    assert exclusive_times(inside) == {"optimizer": 50.0, "forward": 30.0, "backward": 0.0}
-    assert exclusive_times([]) == {}
-
-
-def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_table_says_so() -> None:
+def test_without_calls_of_the_model_level_modules_and_operators_tell_the_phases() -> None:
     trace = trace_of(
         spans("""
         step ProfilerStep#1                  0-1000
@@ -96,14 +73,12 @@ def test_without_calls_of_the_model_level_layers_and_operators_tell_and_the_tabl
         op aten::mm                          410-690 phase=backward thread=2
     """)
     )
-    rows = analyses.phases(trace).select("phase, calls, round(ms, 3), source").fetchall()
-    assert rows == [
-        ("forward", 1, 0.2, "layers"),
-        ("backward", 1, 0.3, "operators"),
-        ("rest of the step", None, 0.5, None),
-        ("between steps", None, None, None),
-        ("the iteration", None, 1.0, "recorded steps"),
-    ]
+    assert phases(trace) == {
+        "outside the phases": (None, 0.5, 50.0),
+        "backward": (None, 0.3, 30.0),
+        "forward": (None, 0.2, 20.0),
+        "iteration": (None, 1.0, 100.0),
+    }
 
 
 def test_operators_that_make_a_batch_are_waiting_for_data_and_not_forward() -> None:
@@ -117,24 +92,25 @@ def test_operators_that_make_a_batch_are_waiting_for_data_and_not_forward() -> N
     """)
     )
     rows = dict(analyses.phases(trace).select("phase, round(ms, 3)").fetchall())
-    assert (rows["forward"], rows["data"]) == (0.3, 0.3)
+    assert (rows["forward"], rows["waiting for data"]) == (0.2, 0.4)
 
 
-def test_with_a_device_a_phase_has_the_time_in_which_its_work_ran_there() -> None:
+def test_waits_for_the_device_are_a_part_of_their_own_and_each_phase_says_how_much_is_in_it() -> None:
     trace = trace_of(
         spans("""
-        step s                   0-1000
-        forward Net              100-200 phase=forward
-        op aten::mm              110-190
-        launch cudaLaunchKernel  120-130 correlation_id=1
-        launch cudaLaunchKernel  140-150 correlation_id=2
-        kernel gemm              400-700 correlation_id=1
-        kernel relu              600-800 correlation_id=2 stream=8
+        step s                     0-1000
+        forward Net                100-500 phase=forward
+        op aten::mm                110-190
+        launch cudaLaunchKernel    120-130 correlation_id=1
+        sync cudaDeviceSynchronize 200-450
+        kernel gemm                150-440 correlation_id=1
     """)
     )
-    rows = analyses.phases(trace).select("phase, device_busy_ms").fetchall()
-    assert ("forward", 0.4) in rows
-    assert ("the iteration", 0.4) in rows
+    rows = analyses.phases(trace).select("phase, round(ms, 3), round(waiting_ms, 3)").fetchall()
+    assert rows == [
+        ("outside the phases", 0.6, 0.0), ("waiting for the device", 0.25, None), ("forward", 0.15, 0.25),
+        ("iteration", 1.0, None),
+    ]  # fmt: skip
 
 
 def loop_of(trace: Trace, rows: list[dict[str, Any]]) -> Trace:
@@ -151,13 +127,13 @@ def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_ste
          "data_ns": 3_000_000.0} for step in range(20)
     ])  # fmt: skip
     assert phases(trace) == {
-        "forward": (1, 0.3, 6.0),
-        "backward": (1, 0.5, 10.0),
-        "optimizer": (1, 0.1, 2.0),
-        "data": (None, 3.0, 60.0),
-        "rest of the step": (None, 0.1, 2.0),
+        "waiting for data": (None, 3.0, 60.0),
         "between steps": (None, 1.0, 20.0),
-        "the iteration": (None, 5.0, 100.0),
+        "backward": (1, 0.5, 10.0),
+        "forward": (1, 0.3, 6.0),
+        "optimizer": (1, 0.1, 2.0),
+        "outside the phases": (None, 0.1, 2.0),
+        "iteration": (None, 5.0, 100.0),
     }
     result = analyses.phases_over_time(trace).select(
         "part, first_step, last_step, steps, recorded, iteration_ms, data_ms, between_ms, forward_ms"
@@ -178,12 +154,6 @@ def test_parts_of_a_run_have_about_as_many_steps_each_however_many_a_row_of_the_
     assert len(result) == 10
     assert all(20 <= steps <= 40 for *_, steps in result)
     assert [first for first, *_ in result[1:]] == [last + 1 for _, last, _ in result[:-1]]
-
-
-def test_recorded_phases_that_took_longer_than_their_step_share_that_of_the_loop() -> None:
-    trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-2000"))
-    result = phases(loop_of(trace, [{"step": step, "start_ns": 10**7 * step, "dur_ns": 8e5} for step in range(20)]))
-    assert (result["forward"], result["backward"]) == ((1, 0.12, 15.0), (1, 0.68, 85.0))
 
 
 def test_phases_over_the_run_show_a_drift() -> None:

@@ -87,7 +87,7 @@ def test_no_advice_is_given_where_none_is_wanted(run_directory, capsys, monkeypa
 def test_analyze_lists_what_can_be_asked(run_directory, capsys):
     assert main(["analyze", str(run_directory), "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines][:4] == ["phases", "phases-over-time", "loop", "between"]
+    assert [line.split()[0] for line in lines][:4] == ["account", "phases", "phases-over-time", "loop"]
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])

@@ -380,13 +380,14 @@ def test_the_run_over_time_is_drawn_by_step_and_by_time(of_two_kinds):
 
 def test_the_phases_stand_on_top_as_one_bar(of_two_kinds):
     told = of_two_kinds.execute_script(
-        "data.phases = [['forward', 30], ['backward', 45], ['data', 25]]; drawPhases();"
+        "data.screen.sides = [{ name: 'host', total: '100 ms', parts: [['forward', 30, '30 %', '30.0 ms'], "
+        "['backward', 45, '45 %', '45.0 ms'], ['waiting for data', 25, '25 %', '25.0 ms']] }]; drawPhases();"
         "return [...document.querySelectorAll('#phases .shares span')].map(each => each.getBoundingClientRect().width)"
     )
     assert [width / sum(told) for width in told] == pytest.approx([0.3, 0.45, 0.25], abs=0.01)
     text = of_two_kinds.find_element("id", "phases").text
-    assert text.startswith("Where the time of a step and its wait for data goes: 100 ms, percent of that")
-    assert "waiting for data 25.0 %, 25 ms" in text
+    assert text.startswith("host: where the 100 ms go")
+    assert "waiting for data 25.0 ms, 25 %" in text
 
 
 def test_a_page_of_a_trace_without_a_loop_has_no_chart_of_the_run(browser, tmp_path):
@@ -486,4 +487,17 @@ def test_a_missing_figure_interrupts_the_lines_of_a_section(browser, tmp_path):
         return drawn.chart.getOption().series.map(each => each.data.map(([x, y]) => [x, y]));
     """)
     assert points == [[[1, 1.0], [2, None], [4, 4.0]], [[1, 2.0], [2, None], [3, 3.0], [4, None]]]
+    assert browser.get_log("browser") == []
+
+
+def test_every_axis_of_values_has_labels_of_at_most_four_digits(browser, tmp_path):
+    browser.get(html.write(generated(steps=2, layers=3, ops=4), tmp_path / "axes.html").as_uri())
+    labels = browser.execute_script("return [112.94884499999999, 0.25, 1234.5, 123456].map(compact)")
+    assert labels == ["112.9", "0.25", "1,235", "123.5K"]
+    unformatted = browser.execute_script(
+        "plots.forEach(each => each.draw());"
+        "const axes = plots.map(({ chart }) => chart.getOption()).flatMap(({ xAxis, yAxis }) => [...xAxis, ...yAxis]);"
+        "return axes.filter(axis => axis.type !== 'category' && !axis.axisLabel.formatter).length"
+    )
+    assert unformatted == 0
     assert browser.get_log("browser") == []

@@ -50,7 +50,7 @@ def test_device_work_whose_process_is_not_recorded_knows_its_launch_if_one_proce
 
 
 def test_what_matters_stands_first(data):
-    assert data["verdict"][0].startswith(
+    assert data["screen"]["sentences"][0].startswith(
         "Host and device take nearly the same time: the host takes 240 µs, the device works "
     )
     assert [what for what, *_ in data["headline"]] == [

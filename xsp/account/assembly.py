@@ -38,15 +38,7 @@ MIN_SEEN_SHARE = 0.5
 
 
 def of(trace: Trace) -> Account:
-    """Return the account of a trace; computed once, in time proportional to the recorded spans.
-
-    The time of an iteration comes from iterations that were not recorded, its parts from recorded ones. Where both
-    differ, host times are scaled to the iteration, and busy times of devices are not: recording slows only the host.
-    """
-    return trace.cached("account", lambda: _account(trace))
-
-
-def _account(trace: Trace) -> Account:
+    """Return the account of a trace, computed anew; see `xsp.account.of`."""
     loop = iterations(trace.con)
     by_rank: dict[int, list[Window]] = {}
     for window in windows(trace):
@@ -124,7 +116,9 @@ def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
 def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     """Return the account of a kind of which the trace's figures describe no step: what the loop tells."""
     time = _time(measured, ())
-    host = Side("host", tuple(_of_loop(measured, measured.step_ns, 0.0)) if time.ms is not None else ())
+    outside = _outside_steps(measured) if time.ms is not None else []
+    step_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in outside)
+    host = Side("host", (*outside, *([Entry(names.STEP, step_ms, BARE)] if step_ms > 0 else [])))
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
         measured.recorded, 0, time, host, share=measured.share, samples_per_s=measured.samples_per_s,
@@ -165,16 +159,19 @@ def _at_least(time: Entry, busy_ns: Sequence[float]) -> Entry:
     )
 
 
-def _of_loop(measured: Iteration, step_ns: float | None, data_in_step_ns: float) -> list[Entry]:
-    """Return the parts of an iteration that the loop tells without any recording."""
-    entries = []
-    if measured.data_ns:
-        entries.append(Entry(names.DATA, measured.data_ns / 1e6, BARE))
-    if measured.between_ns:
-        entries.append(Entry(names.BETWEEN, measured.between_ns / 1e6, BARE))
-    if step_ns:
-        entries.append(Entry(names.STEP, max(0.0, step_ns - data_in_step_ns) / 1e6, BARE))
-    return entries
+def _outside_steps(measured: Iteration) -> list[Entry]:
+    """Return the parts of an iteration that the loop tells without any recording: waits for data, and other gaps."""
+    parts = (
+        (names.DATA, measured.data_ns, measured.data_interval),
+        (names.BETWEEN, measured.between_ns, measured.between_interval),
+    )
+    return [
+        Entry(
+            name, ns / 1e6, BARE, *((max(0.0, ends.low) / 1e6, ends.high / 1e6) if ends is not None else (None, None))
+        )
+        for name, ns, ends in parts
+        if ns
+    ]
 
 
 def _of_rank(
@@ -385,10 +382,11 @@ def _host_of_loop(
         entries.append(Entry(names.UNLIKE, unseen_ms, BARE, place=represented.slow_steps, place_ms=unseen_ms))
     if not whole_ns and step_ns:
         entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
-    if data_ns:
-        entries.append(Entry(names.DATA, data_ns / 1e6, BARE))
-    if between_ns:
-        entries.append(_between(trace, measured, between_ns, detailed, deep, drained_ns))
+    for entry in _outside_steps(measured):
+        if entry.name == names.BETWEEN:
+            divided = _between(trace, measured, between_ns, detailed, deep, drained_ns)
+            entry = replace(entry, children=divided.children, place=divided.place, place_ms=divided.place_ms)
+        entries.append(entry)
     rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
     if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it
         entries = list(names.scaled(entries, time.ms / (time.ms - rest_ms)))

@@ -25,11 +25,13 @@ IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, 
     "between steps, not recorded",
 )
 BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
-"""Sources of entries."""
+"""Sources of times."""
 
 TO_DEVICE, FROM_DEVICE, READING = "copies to the device", "copies from the device", "values read one by one (item)"
 UNLIKE = "in slow steps that were not recorded"
 OUTSIDE_OPERATORS, OTHER_OPERATORS = "outside operators", "other operators"
+OF_IDLE = "idle: "
+"""Prefix of the causes of idle time where they are parts beside others."""
 OF_COLLECTIVES = (OTHER_RANKS, TRANSFER)
 """Times of the host in collectives that it runs itself, while it computes nothing."""
 
@@ -219,6 +221,10 @@ class Iterations:
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
 
+    def percent(self, ms: float | None) -> float | None:
+        """Return a time as a percentage of the iteration; None if one of them is unknown."""
+        return 100 * ms / self.time.ms if ms is not None and self.time.ms else None
+
     course: Course | None = None
     """Slow iterations and growth; None in traces that do not show the loop."""
 
@@ -336,6 +342,10 @@ class Account:
         for each in same:
             by_rank.setdefault(each.rank, each)
         return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+    def of(self, rank: int, kind: int | None) -> Iterations | None:
+        """Return the account of a rank and kind; None if there is none."""
+        return next((each for each in self.iterations if (each.rank, each.kind) == (rank, kind)), None)
 
     def forbids(self, what: str) -> bool:
         """Return whether a doubt forbids statements on `busy` or `cause`."""

@@ -193,9 +193,9 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     loading = union(*(np.array([span[place] for span in spans if span[0] == names.DATA], np.int64) for place in (1, 2)))
     if names.FORWARD not in seen:
         spans += _outermost_blocks(trace, where, names.BACKWARD not in seen)
-        spans = _with_operators(trace, where, spans, seen)
+        spans = _with_operators(trace, where, spans, seen, loading)
     elif names.BACKWARD not in seen:
-        spans += [span for span in _operators(trace, where) if span[0] == names.BACKWARD]
+        spans += [span for span in _operators(trace, where, loading) if span[0] == names.BACKWARD]
     if not spans:
         return {}
     # operators and blocks inside a call of the data loader make a batch
@@ -288,19 +288,22 @@ def _block_name(name: str) -> str:
     }.get(text.lower(), text) or name  # fmt: skip
 
 
-def _with_operators(trace: Trace, where: str, spans: Spans, seen: set[str]) -> Spans:
+def _with_operators(trace: Trace, where: str, spans: Spans, seen: set[str], loading: Union) -> Spans:
     """Return phases with those that only operators show."""
     has_forward = any(label not in seen for label, *_ in spans)
     operators = [
         span
-        for span in _operators(trace, where)
+        for span in _operators(trace, where, loading)
         if (span[0] == names.FORWARD and not has_forward) or (span[0] == names.BACKWARD and names.BACKWARD not in seen)
     ]
     return spans + operators
 
 
-def _operators(trace: Trace, where: str) -> Spans:
-    """Return the times of outermost operators by phase; short times between them count as theirs."""
+def _operators(trace: Trace, where: str, loading: Union) -> Spans:
+    """Return the times of outermost operators by phase; short times between them count as theirs.
+
+    Operators in a wait for data (`loading`) make a batch, and are left out.
+    """
     rows = trace.con.execute(
         f"""
         SELECT coalesce(phase, '{names.FORWARD}') AS label, start_ns, start_ns + dur_ns AS end_ns, thread
@@ -310,10 +313,13 @@ def _operators(trace: Trace, where: str) -> Spans:
         ORDER BY start_ns
         """
     ).fetchall()
+    waits_ns = covered(loading, [start for _, start, _, _ in rows], [end for _, _, end, _ in rows])
+    rows = [row for row, ns in zip(rows, waits_ns.tolist(), strict=True) if 2 * ns <= row[2] - row[1]]
+    gaps_ns = covered(loading, [end for _, _, end, _ in rows[:-1]], [start for _, start, _, _ in rows[1:]])
     joined: Spans = []
-    for label, start, end, _ in rows:
+    for (label, start, end, _), waited_ns in zip(rows, [0, *gaps_ns.tolist()], strict=False):
         last = joined[-1] if joined else None
-        if last is not None and last[0] == label and start - last[2] <= BRIDGED_NS:
+        if last is not None and last[0] == label and start - last[2] <= BRIDGED_NS and not waited_ns:
             joined[-1] = (label, last[1], max(last[2], end))
         else:
             joined.append((label, start, end))

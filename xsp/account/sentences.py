@@ -24,14 +24,12 @@ MIN_DATA_SHARE = 0.2
 """Least share of an iteration that is waiting for data for this to be what limits."""
 
 
-_IDLE = "idle: "
-
 CLOSE = 0.2
 """Share of an iteration up to which the difference of both sides leaves open which one limits."""
 
 
 SHORT = {
-    f"{_IDLE}{name}": f"{_IDLE}{short}"
+    f"{names.OF_IDLE}{name}": f"{names.OF_IDLE}{short}"
     for name, short in (
         (names.HOST_LATE, "launched late"),
         (names.HOST_DATA, "waits for data"),
@@ -55,31 +53,36 @@ class Line(NamedTuple):
     percent: float
 
 
-def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]:
-    """Return the parts of a side, the largest first; they add up to the iteration.
+def parts(side: Side) -> dict[str, float]:
+    """Return the parts of a side in milliseconds, which add up to the iteration.
 
     Waits for the device are one part of the host's side, wherever the program waits. Parts of the device are its
     purposes and the causes of idle time.
     """
-    total_ms = account.time.ms or 0.0
-    parts: dict[str, float] = {}
+    found: dict[str, float] = {}
     for entry in _with_parts_between(side):
         waits = {name: entry.part(name) for name in _WAITS} if side.device is None else {}
         if entry.name == names.DRAINING:
-            parts[names.WAITING] = parts.get(names.WAITING, 0.0) + (entry.ms or 0.0)
+            found[names.WAITING] = found.get(names.WAITING, 0.0) + (entry.ms or 0.0)
         elif entry.name in (names.BUSY, names.IDLE) and entry.children:
-            prefix = _IDLE if entry.name == names.IDLE else ""
+            prefix = names.OF_IDLE if entry.name == names.IDLE else ""
             for child in entry.children:
-                parts[prefix + child.name] = child.ms or 0.0
+                found[prefix + child.name] = child.ms or 0.0
         else:
             models = [child for child in entry.children if child.name.startswith(names.of_model(entry.name, ""))]
             for part in models or [entry]:
                 own_ms = (part.ms or 0.0) - (sum(map(part.part, _WAITS)) if side.device is None else 0.0)
-                parts[part.name] = parts.get(part.name, 0.0) + own_ms
+                found[part.name] = found.get(part.name, 0.0) + own_ms
             for name, ms in waits.items():
                 if ms:
-                    parts[name] = parts.get(name, 0.0) + ms
-    ordered = sorted(parts.items(), key=lambda part: -abs(part[1]))
+                    found[name] = found.get(name, 0.0) + ms
+    return dict(sorted(found.items(), key=lambda part: -abs(part[1])))
+
+
+def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]:
+    """Return the largest `parts` of a side, and the others as one line."""
+    total_ms = account.time.ms or 0.0
+    ordered = list(parts(side).items())
     large = [part for part in ordered if total_ms and 100 * abs(part[1]) >= MIN_LINE_PERCENT * total_ms]
     shown = large[: most - 1] if len(large) > most else large
     rest = sum(ms for _, ms in ordered) - sum(ms for _, ms in shown)
@@ -108,13 +111,17 @@ _WAITS = (names.WAITING, *names.OF_COLLECTIVES)
 """States of the host that are lines of their own, in whatever phase they are."""
 
 
+def percent_text(percent: float) -> str:
+    """Return a percentage without decimals, below 1 with two digits."""
+    return f"{percent:.2g} %" if abs(percent) < 1 else f"{percent:.0f} %"
+
+
 def _of(part_ms: float, whole_ms: float) -> str:
     """Return two times and their share: `12.1 of 20.0 ms (60 %)`."""
     part, whole = ms_text(part_ms), ms_text(whole_ms)
     if part.split()[1] == whole.split()[1]:
         part = part.split()[0]
-    share = 100 * part_ms / whole_ms if whole_ms else 0.0
-    return f"{part} of {whole} ({share:.2g} %)" if share < 1 else f"{part} of {whole} ({share:.0f} %)"
+    return f"{part} of {whole} ({percent_text(100 * part_ms / whole_ms if whole_ms else 0.0)})"
 
 
 STEPS_NOT_FOUND = (

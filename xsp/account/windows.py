@@ -116,7 +116,8 @@ def _whole(trace: Trace) -> list[Window]:
         f"""
         WITH busiest AS (
             SELECT rank, process, thread FROM spans WHERE device IS NULL AND thread IS NOT NULL
-            GROUP BY ALL QUALIFY row_number() OVER (PARTITION BY rank ORDER BY count(*) DESC, process, thread) = 1
+            GROUP BY rank, process, thread
+            QUALIFY row_number() OVER (PARTITION BY rank ORDER BY count(*) DESC, process, thread) = 1
         )
         SELECT spans.rank, min(start_ns), max(start_ns + dur_ns), any_value(busiest.process), any_value(busiest.thread)
         FROM spans LEFT JOIN busiest USING (rank)

@@ -3,11 +3,12 @@ work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from xsp import account, stats
+from xsp import account
+from xsp.account import Entry, Iterations
 from xsp.account.entries import (
+    BARE,
     BETWEEN,
     DATA,
     FROM_DEVICE,
@@ -15,9 +16,9 @@ from xsp.account.entries import (
     OTHER_OPERATORS,
     OUTSIDE_OPERATORS,
     READING,
+    RECORDED,
     RUNNING,
     TO_DEVICE,
-    Entry,
 )
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
@@ -26,28 +27,41 @@ from xsp.advise.uneven import exception
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
-from xsp.store.iterations import UNDISTURBED
+from xsp.texts import ms_text
+
+
+def _part(context: AdviceContext, name: str) -> tuple[Entry, Iterations] | None:
+    """Return a part of the host's side that iterations without recording tell, with its account; None without it."""
+    job = account.of(context.required_trace).job
+    entry = job.host[name] if job is not None else None
+    return (entry, job) if job is not None and entry is not None and entry.ms and entry.source == BARE else None
+
+
+def _gain(entry: Entry) -> Interval:
+    """Return the whole time of an entry as a gain, with its interval."""
+    ms = entry.ms or 0.0
+    return Interval(ms if entry.low_ms is None else entry.low_ms, ms, ms if entry.high_ms is None else entry.high_ms)
 
 
 @question("data", "Does the loop wait for data?", number="Q4")
 def data(context: AdviceContext) -> Iterator[Advice]:
-    """Time per iteration of waiting for the data loader, from the steps that profiling disturbed least.
+    """Time per iteration of waiting for the data loader, in iterations that were not recorded.
 
     All of it can be gained if loading in the background keeps up with the steps.
     """
     trace = context.required_trace
-    iterations = _iterations(context)
-    if not iterations.steps:
+    main = account.of(trace).job
+    if main is None or main.time.source == RECORDED:
         if trace.has(Level.KERNEL):
             return  # `device-idle` covers the time that devices wait for data
         if trace.run.imported is not None:
             raise AnalysisError("the trace does not have waits between steps: a run of `xsp run` does")
         raise AnalysisError("no step ran without recording, so waiting between steps is unknown; run more steps")
-    interval = stats.mean_interval(iterations.data_ns, iterations.steps)
-    mean_ns, iteration_ns = iterations.mean(iterations.data_ns), _iteration_ns(context, iterations)
-    if interval is None or not mean_ns:
+    part = _part(context, DATA)
+    if part is None or part[0].low_ms is None:
         return
-    mean_ns, interval = _as_accounted(context, DATA, mean_ns, interval)
+    entry, main = part
+    share = main.percent(entry.ms) or 0.0
     has_workers = bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing') LIMIT 1"
@@ -61,16 +75,13 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms"
+        f"the loop waits for data: {ms_text(entry.ms)} of an iteration of {ms_text(main.time.ms)}"
         + exception(context, DATA),
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
-        interval.scale(1e-6),
+        _gain(entry),
         True,
-        100 * mean_ns / iteration_ns,
-        (
-            f"{sum(iterations.steps)} iterations that ran without recording",
-            f"{100 * mean_ns / iteration_ns:.0f} % of an iteration",
-        ),
+        share,
+        (f"{main.count - main.recorded} iterations that ran without recording", f"{share:.0f} % of an iteration"),
         "give the loader more workers, or less work for each sample"
         if has_workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
@@ -88,28 +99,26 @@ less."""
 @question("between", "What does the loop do between its steps?", number="Q4")
 def between(context: AdviceContext) -> Iterator[Advice]:
     """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
-    iterations = _iterations(context)
-    interval = stats.mean_interval(iterations.between_ns, iterations.steps)
-    if interval is None:
+    part = _part(context, BETWEEN)
+    if part is None or part[0].low_ms is None:
         return
-    mean_ns, iteration_ns = iterations.mean(iterations.between_ns), _iteration_ns(context, iterations)
-    mean_ns, interval = _as_accounted(context, BETWEEN, mean_ns, interval)
-    if mean_ns < calls.LEAST_MS * 1e6 or 100 * mean_ns < BETWEEN_PERCENT * iteration_ns:
+    entry, main = part
+    ms, share = entry.ms or 0.0, main.percent(entry.ms) or 0.0
+    if ms < calls.LEAST_MS or share < BETWEEN_PERCENT:
         return
-    text = (
-        f"{mean_ns / 1e6:.3g} ms of an iteration of {iteration_ns / 1e6:.3g} ms pass between steps, "
-        "not counting waits for data"
-    ) + exception(context, BETWEEN)
-    part = _largest_part(context)
-    if part is not None:
-        text += f"; {part.ms:.3g} of them are {part.name}"
+    whole = ms_text(main.time.ms)
+    text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
+    text += exception(context, BETWEEN)
+    largest = _largest_part(entry)
+    if largest is not None:
+        text += f"; {ms_text(largest.ms)} of them are {largest.name}"
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if part is not None and part.name in _REMEDIES:
-        do = _REMEDIES[part.name]
-    elif part is None and context.required_trace.has(Level.KERNEL):
+    if largest is not None and largest.name in _REMEDIES:
+        do = _REMEDIES[largest.name]
+    elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
             "(pin_memory=True, non_blocking=True), and so do metrics that are read; " + do
@@ -124,10 +133,10 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "between",
         text,
         (),
-        interval.scale(1e-6),
+        _gain(entry),
         True,
-        100 * mean_ns / iteration_ns,
-        (f"{sum(iterations.steps)} iterations that ran without recording", *_lines(context, mean_ns / 1e6)),
+        share,
+        (f"{main.count - main.recorded} iterations that ran without recording", *_lines(context, ms)),
         do,
         entry=BETWEEN,
     )
@@ -141,15 +150,12 @@ _REMEDIES = {
 }
 
 
-def _largest_part(context: AdviceContext) -> Entry | None:
+def _largest_part(entry: Entry) -> Entry | None:
     """Return the part of the time between steps that takes most of it, if recordings show it."""
-    job = account.of(context.required_trace).job
-    entry = job.host[BETWEEN] if job is not None else None
-    if entry is None or not entry.ms:
-        return None
     part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
-    is_known = part is not None and part.name not in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING)
-    return part if is_known and part is not None and (part.ms or 0.0) >= MIN_LINE_SHARE * entry.ms else None
+    if part is None or part.name in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING):
+        return None
+    return part if (part.ms or 0.0) >= MIN_LINE_SHARE * (entry.ms or 0.0) else None
 
 
 MIN_LINE_SHARE = 0.5
@@ -168,51 +174,3 @@ def _has_handwritten_update(context: AdviceContext) -> bool:
     """Return whether a step has a backward pass, but no step of a `torch.optim` optimizer."""
     kinds = {kind for (kind,) in context.required_trace.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
     return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds
-
-
-class _Iterations(NamedTuple):
-    """The least disturbed iterations, in rows that represent one or several steps; means of the steps of each row."""
-
-    steps: Sequence[int]
-    data_ns: Sequence[float]
-    between_ns: Sequence[float]
-    """Time between steps that is not waiting for data."""
-
-    iteration_ns: Sequence[float]
-
-    def mean(self, values: Sequence[float]) -> float:
-        """Return the mean of a column over all steps."""
-        return sum(steps * ns for steps, ns in zip(self.steps, values, strict=True)) / sum(self.steps)
-
-
-def _iteration_ns(context: AdviceContext, iterations: _Iterations) -> float:
-    """Return the time of an iteration in the account, in nanoseconds."""
-    return 1e6 * context.step.ms.value if context.step is not None else iterations.mean(iterations.iteration_ns)
-
-
-def _as_accounted(context: AdviceContext, name: str, mean_ns: float, interval: Interval) -> tuple[float, Interval]:
-    """Return the time of an entry of the host's account in nanoseconds, and an interval in proportion to it.
-
-    The account may rest on more iterations than the undisturbed ones; without the entry, the arguments are returned.
-    """
-    job = account.of(context.required_trace).job
-    entry = job.host[name] if job is not None else None
-    if entry is None or not entry.ms or not mean_ns:
-        return mean_ns, interval
-    factor = 1e6 * entry.ms / mean_ns
-    return factor * mean_ns, interval.scale(factor)
-
-
-def _iterations(context: AdviceContext) -> _Iterations:
-    rows = context.required_trace.con.execute(
-        f"""
-        WITH {UNDISTURBED}
-        SELECT steps, coalesce(data_ns, 0)::DOUBLE,
-               (coalesce(before_ns, 0) - least(coalesce(data_ns, 0), coalesce(before_ns, 0)))::DOUBLE,
-               iteration_ns::DOUBLE FROM undisturbed
-        WHERE kind IS NOT DISTINCT FROM (SELECT any_value(step_kind) FROM alike)
-          AND rank = (SELECT any_value(rank) FROM alike) AND iteration_ns > 0
-        ORDER BY step
-        """
-    ).fetchall()
-    return _Iterations(*zip(*rows, strict=True)) if rows else _Iterations((), (), (), ())

@@ -9,6 +9,7 @@ from xsp.account.entries import FORWARD
 from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import Call
+from xsp.advise.loops import LEAST_CALLS, READS
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -33,8 +34,9 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside it covers.
 
     `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
-    time to return memory, see the question `page-faults`. Modules of one class are one piece. Time that is missing from
-    any recorded step is not a stall.
+    time to return memory, see the question `page-faults`. The Python code of a loop that reads single values is left to
+    the question `synchronisations`. Modules of one class are one piece. Time that is missing from any recorded step is
+    not a stall.
     """
     step_ms = calls.step_ms(context)
     by_type: dict[str, list[Call]] = {}
@@ -129,7 +131,17 @@ def _usual_gap_ms(call: Call) -> float:
 
 
 def _excess_ms(call: Call) -> float:
-    return _gap_ms(call) - _usual_gap_ms(call) if call.children or call.level == Level.LAYER else 0.0
+    """Return the milliseconds of gaps beyond the usual ones, without those inside a loop that reads single values."""
+    if not call.children and call.level != Level.LAYER:
+        return 0.0
+    gaps = _gaps(call)
+    if sum(inner.name in READS for inner in call.children) >= LEAST_CALLS:
+        ordered = sorted(call.children, key=lambda child: child.start_ns)
+        gaps = [
+            gap for gap, inner in zip(gaps, [*ordered, None], strict=True)
+            if inner is None or (inner.computes and inner.name not in READS)
+        ]  # fmt: skip
+    return sum(gap - min(gap, USUAL_MS) for gap in gaps)
 
 
 def _is_innermost(call: Call) -> bool:

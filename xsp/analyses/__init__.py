@@ -25,7 +25,7 @@ from xsp.analyses.model import Optimum, model_roofline, model_sweep, optimal_bat
 from xsp.errors import PluginError
 
 _SUBJECTS = (
-    "phases", "loop", "layer", "ops", "modules", "model", "kernel", "roofline", "utilisation", "ledger",
+    "account", "phases", "loop", "layer", "ops", "modules", "model", "kernel", "roofline", "utilisation", "ledger",
     "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks", "critical", "memory",
     "samples", "energy",
 )  # fmt: skip

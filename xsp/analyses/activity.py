@@ -12,8 +12,7 @@ _TIME_COLUMNS = """
     busy_ns / 1e6 AS busy_ms, computation_ns / 1e6 AS computation_ms,
     communication_ns / 1e6 AS communication_ms, exposed_communication_ns / 1e6 AS exposed_communication_ms,
     (communication_ns - exposed_communication_ns) / 1e6 AS hidden_communication_ms,
-    copy_ns / 1e6 AS copy_ms, exposed_copy_ns / 1e6 AS exposed_copy_ms, (window_ns - busy_ns) / 1e6 AS idle_ms,
-    100.0 * busy_ns / nullif(window_ns, 0) AS busy_percent
+    copy_ns / 1e6 AS copy_ms, exposed_copy_ns / 1e6 AS exposed_copy_ms, (window_ns - busy_ns) / 1e6 AS idle_ms
 """
 
 _TIMES = ("window_ns", "busy_ns", "computation_ns", "communication_ns", "copy_ns", "exposed_communication_ns",
@@ -32,12 +31,13 @@ _COUNTS = f"""
 
 @analysis("device-activity", "What each device did", Level.KERNEL, everywhere=True)
 def device_activity(trace: Trace) -> Table:
-    """Busy and idle time of each device between its first work and its last: computation, communication, copies.
+    """Busy and idle time of each device from its first work to its last, of all recorded steps together.
 
     Each figure is the time in which at least one such kernel or copy ran on any stream. Communication is hidden while
     computation runs at the same time, and exposed otherwise; copies are exposed while nothing else runs. Busy time is
-    computation plus exposed communication plus exposed copies; busy plus idle time is the window, and `busy_percent` is
-    a percentage of the window. With several devices the last row, which has no rank and no device, is their sum.
+    computation plus exposed communication plus exposed copies; busy plus idle time is the window, which leaves out the
+    time before the first work and after the last: shares of an iteration are in `account`. With several devices the
+    last row, which has no rank and no device, is their sum.
     """
     prepare(trace)
     return trace.sql(
@@ -66,7 +66,7 @@ def device_steps(trace: Trace) -> Table:
     """Each step of each rank: its time on the host, and what its device did from its first work to its last.
 
     Device work belongs to the step that launched it, even if it runs after the end of the step on the host. Work
-    outside every step is in a row without a step. `busy_percent` is a percentage of the window.
+    outside every step is in a row without a step.
     """
     prepare(trace)
     return trace.sql(

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from xsp import account
+from xsp.account import entries as names
 from xsp.analyses.contract import Table, analysis, values
 from xsp.run import StepKind
 from xsp.store.iterations import Iteration, iterations
@@ -46,7 +48,8 @@ def program_loop(trace: Trace) -> Table:
     throughput is that of all ranks together. `samples_from` is the source of the number of samples: stated, the first
     dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: `steady`
     ran as if nothing were recorded. Times are null if no step ran without recording, or only short steps right after
-    recorded ones, which may take twice as long. `page_faults` is the number of page faults per iteration without disk
+    recorded ones, which may take twice as long. Times and waits are entries of the account; `between_ms` is null where
+    no such time was measured. `page_faults` is the number of page faults per iteration without disk
     access, mostly for memory that the allocator returned and allocates again; `system_ms` is the time of all threads in
     the operating system. Both are null if the run did not count them. If steps of several threads overlap, an iteration
     is that of one thread, without the time between its steps in which other threads ran steps (`beside_ms`); `at_once`
@@ -131,17 +134,19 @@ def _step_kind(trace: Trace, iteration: Iteration) -> StepKind | None:
 def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
     kind = _step_kind(trace, iteration)
     name, batch_source = (kind.name, kind.batch_source) if kind is not None else (None, None)
-    if not iteration.is_known:
-        iteration = iteration._replace(mean_ns=None, interval=None, step_ns=None, data_ns=None, between_ns=None)
-    bounds = iteration.interval
+    accounted = account.of(trace).of(iteration.rank, iteration.kind)
+    time = accounted.time if accounted is not None and iteration.is_known else None
+    data_ms, between_ms = (
+        accounted.host.ms(part) if accounted is not None and time is not None and ns is not None else None
+        for part, ns in ((names.DATA, iteration.data_ns), (names.BETWEEN, iteration.between_ns))
+    )
     return (
-        scope, iteration.kind, name, iteration.steps, iteration.recorded, milliseconds(iteration.mean_ns),
-        milliseconds(iteration.step_ns), milliseconds(iteration.data_ns), milliseconds(iteration.between_ns),
-        iteration.samples_per_s, 100 * iteration.share, milliseconds(bounds.low if bounds else None),
-        milliseconds(bounds.high if bounds else None), iteration.samples, batch_source,
-        STEP_SOURCES[iteration.disturbed],
-        iteration.faults, milliseconds(iteration.system_ns), milliseconds(iteration.beside_ns),
-        iteration.overlap.at_once if iteration.overlap else 1.0,
+        scope, iteration.kind, name, iteration.steps, iteration.recorded, time.ms if time is not None else None,
+        milliseconds(iteration.step_ns) if time is not None else None, data_ms, between_ms,
+        iteration.samples_per_s if time is not None else None, 100 * iteration.share,
+        *((time.low_ms, time.high_ms) if time is not None else (None, None)), iteration.samples, batch_source,
+        STEP_SOURCES[iteration.disturbed], iteration.faults, milliseconds(iteration.system_ns),
+        milliseconds(iteration.beside_ns), iteration.overlap.at_once if iteration.overlap else 1.0,
     )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from xsp import account
+from xsp.account.entries import RECORDED
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.kernel import MIN_KNOWN_PERCENT, common_tables
 from xsp.analyses.modules import PATHS, make_paths
 from xsp.schema import Kind, Level
-from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 STEP, ALL_STEPS, PHASE, MODULE = "step", "all steps", "phase", "module"
@@ -137,9 +138,9 @@ def _steps(trace: Trace, merged_work: Work) -> list[Step]:
     """
     rows = trace.sql(_STEPS).fetchall()
     devices = max((row[3] for row in rows), default=1)
-    loop = next((row for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
-    if loop is not None and loop.mean_ns is not None:
-        return [(STEP, None, merged_work, loop.mean_ns, LOOP, devices)]
+    main = account.of(trace).main
+    if main is not None and main.time.ms is not None and main.time.source != RECORDED:
+        return [(STEP, None, merged_work, 1e6 * main.time.ms, LOOP, devices)]
     steps: list[Step] = []
     ranks = len({row[0] for row in rows})
     for rank, name, ns, used_devices, flops, merged in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.analyses.phases import BETWEEN, DATA, REST
+from xsp.analyses.phases import BETWEEN, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
 from xsp.correlate.columns import WINDOW
@@ -29,7 +29,7 @@ MIN_LAUNCH_CHANGE = 0.1
 MAX_PARTS = 3
 """Maximum number of parts named of each kind."""
 
-PHASES = {DATA: "waiting for data", REST: "the rest of the step", BETWEEN: "work between steps"}
+PHASES = {REST: "the time outside the phases", BETWEEN: "work between steps"}
 IDLE = {
     "data loading": "waiting for the data loader",
     "sync": "waiting for synchronising calls",

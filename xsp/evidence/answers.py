@@ -26,7 +26,6 @@ _TIME_COLUMNS = (
     ("ops", "name", "device_ms", "percent_of_device_time", "of device time"),
     ("modules", "path", "self_device_ms", "self_percent_of_device_time", "of device time"),
     ("A10", "name", "latency_ms", "percent_of_kernel_time", "of kernel time"),
-    ("idle-causes", "cause", "idle_ms", "percent_of_idle", "of the devices' idle time"),
 )
 """Tables of where time goes: the columns of the name, the time and the share, and what the share is of, in words."""
 
@@ -37,7 +36,7 @@ _HOST_COLUMNS = {
 }
 """The same columns for traces without device work."""
 
-_TOTALS = ("the iteration",)
+_TOTALS = ("iteration",)
 _NO_LAYER = "time outside layers"
 
 
@@ -61,7 +60,7 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     for row in tables.dicts(activity[0]) if activity else []:
         subject = "all devices together" if row["rank"] is None else f"device {row['device']} of rank {row['rank']}"
         window = f"{_ms(row['window_ms'])} from its first work to its last"
-        sentence = f"{subject}: busy {_percent(row['busy_percent'])} of {window}"
+        sentence = f"{subject}: busy {_ms(row['busy_ms'])} of {window}"
         statements.append(statement(sentence, {name: row[name] for name in _DEVICE_FIGURES}, step, "device-activity"))
     result = grade(health(trace))
     reasons = "; ".join(result.reasons)
@@ -115,7 +114,7 @@ _LOOP_FIGURES = ("steps", "iteration_ms", "low_ms", "high_ms", "step_ms", "data_
             "percent_of_loop")  # fmt: skip
 _DEVICE_FIGURES = (
     "window_ms",
-    "busy_percent",
+    "busy_ms",
     "computation_ms",
     "exposed_communication_ms",
     "exposed_copy_ms",
@@ -142,7 +141,7 @@ def _finding(finding: Finding, step: Citation) -> Document:
 
 
 def time(trace: Trace, source: Mapping[str, Any], limit: int = ROWS_OF_TIME) -> Document:
-    """Return where the time of a step goes: phases, critical path, layers, operators, kernels, idle devices."""
+    """Return where the time of a step goes: phases, critical path, layers, operators and kernels."""
     statements, contents, notes = [], [], []
     for name, column, ms, percent, total_text in _TIME_COLUMNS:
         top = tables.top(trace, name, limit)
@@ -251,7 +250,7 @@ def _row_citation(trace: Trace, row: Row, side: int) -> Citation:
     if row.section in ("step", "loop"):
         return citations.of_step(trace)
     if row.section == "phase":
-        return citations.of_kind(trace, row.name)
+        return citations.of_phase(trace, row.name)
     parts = row.name.split(" → ")
     return citations.of_name(trace, parts[min(side, len(parts) - 1)])
 

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 
 from xsp.analyses.modules import make_paths
+from xsp.analyses.phases import PHASE_OF_KIND
 from xsp.errors import XspError
 from xsp.evidence.form import NONE, Citation
 from xsp.schema import Kind, Level
@@ -37,6 +38,7 @@ _SPAN_COLUMNS: dict[str, tuple[str, str]] = {
 """Columns of analyses that name spans → the corresponding column of spans, and a condition on the spans."""
 
 _GROUP_COLUMNS = {"what": ("kind", "true"), "layer": ("name", _LAYER), "name": ("name", "true")}
+_KIND_OF_PHASE = {phase: kind for kind, phase in PHASE_OF_KIND.items()}
 _KERNEL_ANALYSES = ("A8", "A9")
 _CLASSES = ("module-classes", "class")
 _NARROWING_COLUMNS = {"shapes": "input_shapes", "device": "device", "type": "type"}
@@ -49,9 +51,9 @@ def of_step(trace: Trace) -> Citation:
     return citation if citation.total else _cite(trace, "parent_id IS NULL AND device IS NULL")
 
 
-def of_kind(trace: Trace, kind: str) -> Citation:
-    """Return the spans of a kind, for instance of a phase."""
-    return _cite(trace, "kind = ?", [kind])
+def of_phase(trace: Trace, phase: str) -> Citation:
+    """Return the calls of a phase."""
+    return _cite(trace, "kind = ?", [_KIND_OF_PHASE.get(phase, phase)])
 
 
 def of_name(trace: Trace, name: str) -> Citation:
@@ -113,7 +115,7 @@ def _condition(trace: Trace, analysis: str, row: Mapping[str, Any]) -> tuple[str
             return f"name = ? AND level > {int(Level.OP) - 1} AND {in_layer}", (row["name"], row["layer_index"])
         return f"{_LAYER} AND layer_index = ?", (row["layer_index"],)
     if analysis == "phases":
-        return "kind = ?", (str(row.get("phase")),)
+        return "kind = ?", (_KIND_OF_PHASE.get(str(row.get("phase")), str(row.get("phase"))),)
     if row.get("grouped_by") in _GROUP_COLUMNS and isinstance(row.get("name"), str):
         column, restriction = _GROUP_COLUMNS[str(row["grouped_by"])]
         return f"{column} = ? AND {restriction}", (row["name"],)

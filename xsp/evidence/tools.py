@@ -279,7 +279,7 @@ TOOLS: dict[str, Tool] = {
         ),
         Tool(
             "time", "Where the time goes",
-            "Where the time of a step goes: phases, critical path, layers, operators, modules, kernels, idle devices.",
+            "Where the time of a step goes: phases, critical path, layers, operators, modules and kernels.",
             {**_RUN_ARGUMENTS, "limit": _LIMIT}, (), _time,
         ),
         Tool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from xsp import account
 from xsp.health.finding import Finding, Severity
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, PYTHON_FRAMES
 from xsp.schema import Grade, Kind, Level
@@ -77,8 +78,6 @@ def findings(trace: Trace) -> Iterator[Finding]:
 
 def _doubts(trace: Trace) -> Iterator[Finding]:
     """Yield what is impossible or missing in the trace, and what does not add up in its account."""
-    from xsp import account  # it needs NumPy, which tables do not
-
     accounted = account.of(trace)
     for doubt in accounted.doubts:
         yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)

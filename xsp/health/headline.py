@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from xsp import account, stats
+from xsp.account import entries as names
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
@@ -29,8 +31,8 @@ MIN_SLOWDOWN_SINCE_RECORDING = 0.05
 MIN_DRIFT = 0.1
 """Minimum change of step time from start to end of a run, as a share, to be called a drift."""
 
-MAX_HALF_WIDTH = 0.2
-"""Half the width of the latency's interval, as a share of the latency, above which it is too uncertain."""
+GRADE_OF_RATIO = ((4.0, "D"), (2.0, "C"), (1.5, "B"))
+"""Ratio of the ends of the interval of a time, and the best grade if it is larger."""
 
 MIN_EXCESS = 0.25
 """Minimum share by which a recorded step must exceed unrecorded ones for a warning."""
@@ -60,7 +62,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _cold_steps(trace)
     yield from _slower_since_recording(trace)
     yield from _drifts(trace)
-    yield from _uncertain_latency(trace)
+    yield from _uncertain_times(trace)
     yield from _slowed_steps(trace)
 
 
@@ -100,16 +102,18 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
             )
         is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
-    computing = 1 - ((iteration.between_ns or 0.0) + iteration.data_ns) / iteration.mean_ns
-    if 1 - computing < MIN_OUTSIDE_SHARE:
+    main = account.of(trace).main
+    if main is None or not main.time.ms:
         return
-    waiting = iteration.data_ns / iteration.mean_ns
+    waiting, between = (main.host.ms(name) / main.time.ms for name in (names.DATA, names.BETWEEN))
+    if waiting + between < MIN_OUTSIDE_SHARE:
+        return
     text = (
-        f"an iteration takes {iteration.mean_ns / 1e6:.4g} ms: step {100 * computing:.0f} %, waiting for data "
-        f"{100 * waiting:.0f} %, other work between steps {100 * (1 - computing - waiting):.0f} %; "
+        f"an iteration takes {main.time.ms:.4g} ms: step {100 * (1 - waiting - between):.0f} %, waiting for data "
+        f"{100 * waiting:.0f} %, other work between steps {100 * between:.0f} %; "
         "the throughput of the program is that of the loop, not of the step"
     )
-    yield Finding(Severity.WARNING, "data" if waiting > (1 - computing) / 2 else "loop", text, "B")
+    yield Finding(Severity.WARNING, "data" if waiting > between else "loop", text, "B")
 
 
 def _step_kinds(trace: Trace) -> Iterator[Finding]:
@@ -245,19 +249,26 @@ def _warm_up_steps(steps: Sequence[int], durations: Sequence[float]) -> int:
     return count if count and steps[count - 1] < MAX_WARM_UP_STEPS else 0
 
 
-def _uncertain_latency(trace: Trace) -> Iterator[Finding]:
-    """Yield a finding if steady steps differ so much that the latency of a step is uncertain."""
+def _uncertain_times(trace: Trace) -> Iterator[Finding]:
+    """Yield a finding if the time of an iteration or of a step is uncertain; the grade follows from the interval."""
+    candidates: list[tuple[str, int, float, float]] = []
+    job = account.of(trace).job
+    if job is not None and job.time.low_ms is not None and job.time.high_ms is not None:
+        candidates.append(("an iteration", max(job.recorded, job.count), job.time.low_ms, job.time.high_ms))
     steps = iterations.steady_steps(trace.con, trace.run)
     interval = iterations.spread_interval(steps)
-    if interval is None:
+    if interval is not None:
+        candidates.append(("a step", iterations.step_count(steps), interval.low / 1e6, interval.high / 1e6))
+    ratios = [high / low if low > 0 else math.inf for *_, low, high in candidates]
+    if not ratios or max(ratios) <= GRADE_OF_RATIO[-1][0]:
         return
-    if interval.half > MAX_HALF_WIDTH * interval.value:
-        text = (
-            f"from {iterations.step_count(steps)} undisturbed steps the step's latency is only known to be between "
-            f"{interval.low / 1e6:.3g} and {interval.high / 1e6:.3g} ms: the steps vary too much for so short a run; "
-            "run more steps, on an otherwise idle machine"
-        )
-        yield Finding(Severity.WARNING, "latency", text, "B")
+    subject, count, low, high = candidates[ratios.index(max(ratios))]
+    grade = next(letter for ratio, letter in GRADE_OF_RATIO if max(ratios) > ratio)
+    text = (
+        f"from {count} iterations the time of {subject} is only known to be between {low:.3g} and {high:.3g} ms: they "
+        "vary too much for so short a run; run more steps, on an otherwise idle machine"
+    )
+    yield Finding(Severity.WARNING, "latency", text, grade)
 
 
 def _slowed_steps(trace: Trace) -> Iterator[Finding]:

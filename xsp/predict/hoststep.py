@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xsp.analyses.answers import Answers
-from xsp.analyses.phases import BACKWARD, BETWEEN, DATA, FORWARD, OPTIMIZER, REST
+from xsp import account
+from xsp.account.entries import BACKWARD, DATA, FORWARD, OPTIMIZER
 from xsp.errors import AnalysisError
 from xsp.predict.training import Layer
 from xsp.schema import Kind, Level, Rule
@@ -71,7 +71,7 @@ class HostStep(NamedTuple):
     unknown: list[str]
 
 
-def of(trace: Trace, answers: Answers) -> HostStep:
+def of(trace: Trace) -> HostStep:
     """Return the work of the host in a step, from its phases.
 
     Raises:
@@ -79,7 +79,8 @@ def of(trace: Trace, answers: Answers) -> HostStep:
     """
     notes: list[str] = []
     unknown: list[str] = []
-    phase_seconds = {row["phase"]: (row["ms"] or 0.0) / 1e3 for row in answers["phases"].dicts()}
+    main = account.of(trace).main
+    phase_seconds = {entry.name: (entry.ms or 0.0) / 1e3 for entry in main.host.entries} if main is not None else {}
     if not phase_seconds.get(BACKWARD) or not phase_seconds.get(FORWARD):
         raise AnalysisError(
             f"{trace.name!r} has no training step with a forward and a backward pass: record one, "
@@ -108,7 +109,7 @@ def of(trace: Trace, answers: Answers) -> HostStep:
         if not backward_ns:
             unknown.append("backward of each layer: no operators were recorded, so it is divided like the forward pass")
         layers = _batch_layers(rows, phase_seconds[FORWARD] / own_ns, backward, count)
-    other = phase_seconds.get(REST, 0.0) + phase_seconds.get(BETWEEN, 0.0)
+    other = sum(seconds for name, seconds in phase_seconds.items() if name not in (FORWARD, BACKWARD, OPTIMIZER, DATA))
     return HostStep(
         layers,
         phase_seconds.get(OPTIMIZER, 0.0),

@@ -175,7 +175,7 @@ def of(trace: Trace, stated_bytes: int | None = None) -> RecordedStep:
         parts = StepParts(device.layers, device.update, device.exposed_other, data / 1e9, device.copy)
     else:
         step, interval = measured_step(answers, loop, notes)
-        host = hoststep.of(trace, answers)
+        host = hoststep.of(trace)
         notes += host.sources
         unknown += host.unknown
         lanes, exposed, batches = host.lanes, host.exposed_reductions, host.batches

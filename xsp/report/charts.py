@@ -78,7 +78,7 @@ _ACTIVITY = {
 }  # fmt: skip
 _PHASES = {
     "forward_ms": "forward", "backward_ms": "backward", "optimizer_ms": "optimizer", "data_ms": "waiting for data",
-    "rest_ms": "rest of the step",
+    "rest_ms": "outside the phases",
 }  # fmt: skip
 _TENSOR = {
     "with_tensor_cores_ms": "with tensor cores", "without_tensor_cores_ms": "without",

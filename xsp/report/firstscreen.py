@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
-from xsp.account.sentences import SHORT, Line, limit, lines, remarks
+from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, Needs
 from xsp.analyses.answers import Answers
@@ -56,6 +56,8 @@ class FirstScreen:
     """The parts of the screen as text, without line breaks."""
 
     heading: str
+    """Name, device, time of an iteration, work per second."""
+
     sentence: str
     """What limits, with its share of an iteration, and the place that takes most of it."""
 
@@ -80,15 +82,13 @@ class FirstScreen:
     cost: Budget | None = None
     """What profiling cost the program, if it was profiled by xsp."""
 
+    name: str = ""
+    """Name of the trace, with which the heading begins."""
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences in the order in which they matter."""
         return (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
-
-    @property
-    def advice_texts(self) -> tuple[str, ...]:
-        """The pieces of advice, each in a sentence with its gain and what to do."""
-        return tuple(map(_piece_text, self.advice))
 
 
 def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advice] | None = None) -> FirstScreen:
@@ -117,6 +117,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
         f"where the time of {'an iteration' if accounted.steps_found else 'the loop'} goes",
         trace.run.budget,
+        trace.name,
     )
 
 
@@ -318,18 +319,15 @@ def _cell(line: Line, width: int) -> str:
     return f"  {name:{width - len(figures) - 3}} {figures}"
 
 
-def _gain(piece: Advice) -> str:
+def gain_text(piece: Advice) -> str:
+    """Return how much a piece of advice saves: `save at most 3.1 ms (12 %)`."""
     bound = "at most" if piece.at_most else "about"
-    return f"save {bound} {ms_text(piece.gain.value)} ({piece.of_step_percent:.0f} %): {piece.what}"
-
-
-def _piece_text(piece: Advice) -> str:
-    return f"{_gain(piece)}. Do: {piece.do.replace('`', '')}"
+    return f"save {bound} {ms_text(piece.gain.value)} ({percent_text(piece.of_step_percent)})"
 
 
 def _piece(place: int, piece: Advice, width: int, what_lines: int, do_lines: int) -> list[str]:
     """Return a piece: what is wrong, then what to do."""
-    what = phrased(f"{place}. {_gain(piece)}", width, what_lines, "   ")
+    what = phrased(f"{place}. {gain_text(piece)}: {piece.what}", width, what_lines, "   ")
     do = phrased(f"do: {piece.do.replace('`', '')}", width - 3, do_lines)
     return [*what, *(f"   {line}" for line in do)]
 

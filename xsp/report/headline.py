@@ -35,27 +35,16 @@ def headline(answers: Answers, attributed: Sequence[tuple[str, int, float]]) -> 
     run, latency, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
     models = sorted(answers["A1"].dicts(), key=lambda row: row != latency)
     return [
-        *_loop([row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind], models),
+        *_loop(answers, models),
         *_latency(models),
         *_device(answers, attributed),
         *_profiling(run, models, ledger),
     ]
 
 
-def phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Return the phases of a step, for one bar: name and milliseconds, in order.
-
-    Args:
-        rows: rows of the analysis `phases`; the row of the whole iteration and unknown phases are left out.
-    """
-    return [(str(row["phase"]), row["ms"]) for row in rows if row["ms"] is not None and row["phase"] != _ITERATION]
-
-
-_ITERATION = "the iteration"
-
-
-def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
-    """Return wall time per iteration, samples per second, and the share of waiting; of the whole job if possible."""
+def _loop(answers: Answers, models: Sequence[Row]) -> list[Figure]:
+    """Return wall time per iteration and samples per second; of the whole job if possible."""
+    rows = [row for row in answers["loop"].dicts() if row["kind"] == answers.trace.kind]
     row = next(iter(sorted(rows, key=lambda row: not row["scope"].startswith("job"))), None)
     if row is None or row["iteration_ms"] is None:
         return []
@@ -72,16 +61,14 @@ def _loop(rows: Sequence[Row], models: Sequence[Row]) -> list[Figure]:
     figures = [
         (
             "an iteration of the loop",
-            f"{iteration_ms:.4g} ms",
+            ms_text(iteration_ms),
             f"wall time from step to step; {_interval_text(row)}; {basis}",
         )
     ]
     if row["samples_per_s"] is not None:
         note = f"as the program ran, {row['samples']:g} samples a step{_guess_note(row)}{scope}"
         figures.append(("the loop's throughput", f"{number(row['samples_per_s'])} samples/s", note))
-    data, between = (100 * row[part] / iteration_ms if iteration_ms else 0.0 for part in ("data_ms", "between_ms"))
-    note = f"of the wall time of an iteration; {between:.1f} % is other time between steps"
-    return [*figures, ("waiting for data", f"{data:.1f} %", note)]
+    return figures
 
 
 def _guess_note(row: Row) -> str:
@@ -93,13 +80,13 @@ def _latency(models: Sequence[Row]) -> list[Figure]:
         return [("latency of a step", "–", "no timed step")]
     row = models[0]
     several = row["steps"] > 1
-    figures = [("latency of a step", f"{row['latency_ms']:.4g} ms", _interval_text(row) if several else "one step")]
+    figures = [("latency of a step", ms_text(row["latency_ms"]), _interval_text(row) if several else "one step")]
     if row.get("samples_per_s") is not None:
         note = f"batch size {row['batch_size']}{_guess_note(row)}, steps back to back"
         figures.append(("a step's throughput", f"{number(row['samples_per_s'])} samples/s", note))
     if several:
-        note = f"90 % of the steps are faster; median {row['median_ms']:.4g} ms, {row['steps']} steps"
-        figures.append(("90th percentile", f"{row['p90_ms']:.4g} ms", note))
+        note = f"90 % of the steps are faster; median {ms_text(row['median_ms'])}, {row['steps']} steps"
+        figures.append(("90th percentile", ms_text(row["p90_ms"]), note))
     return figures
 
 
@@ -161,4 +148,4 @@ def recording_cost(ledger: Sequence[Row]) -> Figure:
 def _interval_text(row: Row) -> str:
     if row.get("low_ms") is None or row.get("high_ms") is None:
         return "too few steps for an interval"
-    return f"95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms"
+    return f"95 % interval {ms_text(row['low_ms'])} to {ms_text(row['high_ms'])}"

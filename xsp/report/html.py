@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from xsp import rundir, sections, table
+from xsp.account.sentences import percent_text
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer, Answers
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
 from xsp.report import timeline, words
 from xsp.report.charts import charts
-from xsp.report.firstscreen import first_screen
-from xsp.report.headline import headline, phases
+from xsp.report.firstscreen import FirstScreen, first_screen, gain_text
+from xsp.report.headline import headline
 from xsp.report.loop import kinds_data, loop
 from xsp.report.words import describe_rungs, devices_text
 from xsp.store.trace import Trace
+from xsp.texts import ms_text
 
 MOST_ROWS = 1000
 """Maximum rows of a table; the command that prints all rows is below it."""
@@ -129,6 +131,7 @@ def render(trace: Trace, other_kinds: Sequence[Trace] = ()) -> str:
     common = {
         "name": trace.name,
         "facts": _facts(trace),
+        "advise": f"xsp advise {shlex.quote(trace.path.name if trace.path else 'RUN')}",
         "loop": loop(trace),
         **_added_sections(trace),
         "kinds": kinds_data(trace, traces),
@@ -180,9 +183,8 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
         screen, reliability = first_screen(trace), words.reliability(trace)
         ledger = results["ledger"].dicts()
         return {
-            "verdict": [*screen.sentences, *screen.advice_texts],
+            "screen": screen_data(screen),
             "headline": headline(answers, reliability["attributed"]),
-            "phases": phases(results["phases"].dicts() if "phases" in results else []),
             "health": reliability,
             "charts": charts(answers),
             "ledger": [{**row, "records": depth(row["rung"])} for row in ledger],
@@ -191,6 +193,25 @@ def _data(trace: Trace, most_spans: int) -> dict[str, Any]:
             "refused": [(name, answer.reason) for name, answer in results.items() if answer.reason is not None],
             "timeline": drawing.result(),
         }
+
+
+def screen_data(screen: FirstScreen) -> dict[str, Any]:
+    """Return the first screen for the page: heading, sentence, advice, and both sides of the account as texts."""
+    sides = [("host", screen.host), (screen.device_name, screen.device)]
+    return {
+        "heading": screen.heading.removeprefix(screen.name).lstrip(",: "),
+        "sentences": screen.sentences,
+        "advice": [(gain_text(piece), piece.what, piece.do.replace("`", "")) for piece in screen.advice],
+        "sides": [
+            {
+                "name": name,
+                "total": ms_text(sum(line.ms for line in lines)),
+                "parts": [(line.name, line.ms, percent_text(line.percent), ms_text(line.ms)) for line in lines],
+            }
+            for name, lines in sides
+            if lines
+        ],
+    }
 
 
 def _finite(value: Any) -> Any:

@@ -332,7 +332,7 @@ class Iteration(NamedTuple):
     """Time of waiting for data, before the step or in it."""
 
     between_ns: float | None
-    """Time between the previous step and this one, without waiting for data."""
+    """Time between the previous step and this one, without waiting for data; None if no such time was measured."""
 
     samples: float | None
     """Samples in a step."""
@@ -348,6 +348,12 @@ class Iteration(NamedTuple):
 
     beside_ns: float = 0.0
     """Time between two steps of a thread in which other threads ran steps; it is not part of `mean_ns`."""
+
+    data_interval: stats.Interval | None = None
+    """95 % interval of `data_ns`."""
+
+    between_interval: stats.Interval | None = None
+    """95 % interval of `between_ns`."""
 
     overlap: Overlap | None = None
     """How iterations of several threads overlap; None if no steps of the rank overlapped."""
@@ -385,11 +391,12 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
             WHERE step >= {WARM_UP_STEPS}
         ), measured AS (
             SELECT rank, kind, are_all, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
-                   list(step ORDER BY step) AS numbers,
+                   list(step ORDER BY step) AS numbers, list(coalesce(data_ns, 0)::DOUBLE ORDER BY step) AS waits,
+                   list(greatest(0, before_ns - coalesce(data_ns, 0))::DOUBLE ORDER BY step) AS gaps,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
-                   sum(steps * coalesce(before_ns, 0)) AS before_ns,
+                   sum(steps * before_ns) AS before_ns,
                    sum(steps * coalesce(beside_ns, 0)) AS beside_ns,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
@@ -403,8 +410,8 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    ) OVER (PARTITION BY rank) AS share
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, are_all, numbers, measured, step_ns, data_ns,
-               before_ns, before_ns - data_before_ns AS between_ns, samples,
+        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, are_all, numbers, waits, gaps, measured,
+               step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
@@ -465,10 +472,12 @@ def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_
         interval,
         row["step_ns"] / measured_steps,
         row["data_ns"] / measured_steps,
-        row["between_ns"] / measured_steps,
+        None if row["between_ns"] is None else row["between_ns"] / measured_steps,
         row["samples"],
         row["disturbed"],
         row["faults"],
         row["system_ns"],
         row["beside_ns"] / measured_steps,
+        stats.mean_interval(row["waits"], row["weights"]),
+        stats.mean_interval([gap or 0.0 for gap in row["gaps"]], row["weights"]),
     )

@@ -3,7 +3,9 @@
 // under the names of their roles.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = ["#4c78d8", "#e0823d", "#3fa66a", "#c9506b", "#8a63c9", "#2ba5b5", "#a08a2c", "#7d8794"];
-const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", "waiting for data": "#e0823d", "rest of the step": "#8d97a8", "between steps": "#c3cad8" };
+const PHASES = { forward: "#4c78d8", backward: "#3fa66a", optimizer: "#8a63c9", "waiting for data": "#e0823d", "outside the phases": "#8d97a8", "between steps": "#c3cad8", "waiting for the device": "#2ba5b5", other: "#c3cad8" };
+const DEVICE_PARTS = { computation: "#4c78d8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", "launched before the recording": "#8a63c9", other: "#d9deea" };
+const IDLE = ["#e3b58f", "#d8cb8f", "#b9c1d0", "#cfa9b8", "#a3bdb0"];
 const PARTS = { ...PHASES, idle: "#c3cad8", "exposed communication": "#8f9bf5", "exposed copies": "#62c4cc", exposed: "#8f9bf5", "not known from the name": "#c3cad8", other: "#c3cad8" };
 const OTHER_COLOUR = "#9aa3b2", MOST_BARS = 12, MOST_GROUPS = 6, LABEL_LETTERS = 30;
 const plots = [];
@@ -23,7 +25,9 @@ class Plot {
       this.chart.group = this.group;
       echarts.connect(this.group);
     }
-    this.chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...this.option() });
+    const option = this.option();
+    for (const axis of [option.xAxis, option.yAxis]) if (axis && axis.type !== "category") axis.axisLabel = { formatter: compact, ...axis.axisLabel };
+    this.chart.setOption({ animation: false, backgroundColor: "transparent", color: palette, textStyle: { fontFamily: "system-ui, sans-serif" }, ...option });
   }
 
   remove() {
@@ -82,7 +86,7 @@ const sliders = [{ type: "inside", zoomOnMouseWheel: "ctrl" }, { type: "slider",
 function layerAxes(indices) {
   return {
     grid: { left: 52, right: 12, top: 34, bottom: 56 }, legend: LEGEND, dataZoom: sliders,
-    xAxis: { type: "category", data: indices.map((index) => (index === null ? "none" : index)), name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value", axisLabel: { formatter: compact } },
+    xAxis: { type: "category", data: indices.map((index) => (index === null ? "none" : index)), name: "layer", nameLocation: "middle", nameGap: 22 }, yAxis: { type: "value" },
   };
 }
 
@@ -94,7 +98,8 @@ function labelOf(name) {
 
 function labelMargin(names) { return { left: 18 + 6.3 * Math.max(4, ...names.map((name) => labelOf(name).length)) }; }
 
-function compact(value) { return value.toLocaleString("en", { notation: "compact" }); }
+// The label of a value on an axis: at most four digits, however the axis was divided.
+function compact(value) { return value.toLocaleString("en", { maximumSignificantDigits: 4, notation: Math.abs(value) >= 1e4 ? "compact" : "standard" }); }
 
 function tip(lines) { return lines.filter((line) => line !== null).join("<br>"); }
 
@@ -231,7 +236,7 @@ function readings(chart) {
     `${plain(seriesName)} ${number(mean)} ${chart.unit}${highest[place] > mean ? `, at most ${number(highest[place])}` : ""}${step[place] === null ? "" : `, step ${step[place]}`}`)]);
   plot(card(chart, `${chart.unit} over the time of the run`), () => ({
     grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: LEGEND,
-    xAxis: { type: "value", name: "s", nameLocation: "middle", nameGap: 22, max: "dataMax" }, yAxis: { type: "value", axisLabel: { formatter: compact } },
+    xAxis: { type: "value", name: "s", nameLocation: "middle", nameGap: 22, max: "dataMax" }, yAxis: { type: "value" },
     tooltip: { trigger: "axis", confine: true, formatter: about },
     series: names.map((title) => ({ type: "line", name: title, showSymbol: false, data: name.flatMap((text, place) => (text === title ? [[at[place], value[place], place]] : [])) })),
   }));
@@ -267,7 +272,7 @@ function roofline(chart) {
   plot(holder, () => ({
     grid: { left: 62, right: 24, top: 34, bottom: 44 }, legend: { ...LEGEND, icon: "circle", data: kinds.map(([kind]) => kind) },
     xAxis: { type: "log", min: range[0], max: range[1], name: "FLOP / byte", nameLocation: "middle", nameGap: 24 },
-    yAxis: { type: "log", name: "GFLOP/s", axisLabel: { formatter: compact }, min: floorToPowerOf10([...points.map((place) => value[place]), ...(chart.roofs ? chart.roofs.peaks.map((peak) => peak.gflop_per_s) : [])]) },
+    yAxis: { type: "log", name: "GFLOP/s", min: floorToPowerOf10([...points.map((place) => value[place]), ...(chart.roofs ? chart.roofs.peaks.map((peak) => peak.gflop_per_s) : [])]) },
     tooltip: { confine: true, formatter: (item) => describe(item.value[2]), extraCssText: "max-width: 420px; white-space: normal; overflow-wrap: anywhere" },
     series: [
       ...roofSeries(chart.roofs, range),

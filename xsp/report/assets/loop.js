@@ -7,14 +7,14 @@ const FAILED = "#d03050", LOG_RATIO = 30;
 // The axis is logarithmic if the sizes differ so much that a linear one would show only the largest.
 function axisOf(values) {
   const sizes = values.filter((value) => value > 0), smallest = sizes.reduce((a, b) => Math.min(a, b), Infinity), largest = sizes.reduce((a, b) => Math.max(a, b), 0);
-  return { type: largest > LOG_RATIO * smallest ? "log" : "value", axisLabel: { formatter: compact } };
+  return { type: largest > LOG_RATIO * smallest ? "log" : "value" };
 }
 
 function runAxes(by, values, note) {
   return {
     grid: { left: 62, right: 20, top: 34, bottom: 62 }, legend: LEGEND,
     dataZoom: sliders.map((slider) => ({ ...slider, filterMode: "none" })),
-    xAxis: { type: "value", min: by === "step" ? "dataMin" : 0, max: "dataMax", name: note, nameLocation: "middle", nameGap: 22, axisLabel: { formatter: by === "step" ? (value) => number(Math.round(value)) : (value) => number(value), hideOverlap: true } },
+    xAxis: { type: "value", min: by === "step" ? "dataMin" : 0, max: "dataMax", name: note, nameLocation: "middle", nameGap: 22, axisLabel: { ...(by === "step" ? { formatter: (value) => number(Math.round(value)) } : {}), hideOverlap: true } },
     yAxis: axisOf(values),
   };
 }

@@ -9,7 +9,15 @@ function drawHeader() {
 }
 
 function drawFigures() {
-  byId("verdict").replaceChildren(...data.verdict.map((sentence) => make("li", sentence.replaceAll("`", ""))));
+  const { heading, sentences, advice } = data.screen;
+  byId("heading").textContent = heading;
+  byId("verdict").replaceChildren(...sentences.map((sentence) => make("p", sentence)));
+  byId("advice").replaceChildren(...advice.map(([gain, what, todo]) => {
+    const item = make("li");
+    item.append(make("b", gain), make("span", `: ${what}`), make("div", `Do: ${todo}`, "quiet"));
+    return item;
+  }));
+  byId("hint").textContent = pageData.sections.some(({ name }) => name === "advice") ? "" : "More advice, with timings of the calls: " + pageData.advise;
   byId("headline").replaceChildren(...data.headline.map(([label, value, about]) => {
     const tile = make("div", null, "tile");
     tile.append(make("span", label, "quiet"), make("b", value), make("span", about, "quiet"));
@@ -47,15 +55,18 @@ const GRADE_MEANINGS = {
 };
 
 const RUN_SUBJECTS = ["drift", "data", "loop"];
-const PHASE_MEANINGS = { "rest of the step": "time outside all phases: Python, moving data, losses outside the model, waiting for a device", "between steps": "logging, evaluation and other work of the program between two steps" };
+const PHASE_MEANINGS = {
+  "outside the phases": "time of the step outside all phases: Python, moving data, losses outside the model", "between steps": "logging, evaluation and other work of the program between two steps",
+  "waiting for the device": "calls that wait for a device, wherever they are, and the time after the step until it has finished",
+};
 
-// The parts of an iteration as one bar. Without a loop the time between steps is unknown.
+// Both sides of the account, one bar each: the parts of a side add up to the iteration.
 function drawPhases() {
-  const rows = data.phases.map(([phase, ms]) => [phase === "data" ? "waiting for data" : phase, ms]), total = rows.reduce((sum, [, ms]) => sum + ms, 0);
-  const subject = rows.some(([phase]) => phase === "between steps") ? "an iteration of the loop" : "a step and its wait for data";
-  byId("phases").replaceChildren(...(rows.length ? sharesBar(`Where the time of ${subject} goes: ${number(total)} ms, percent of that`, rows.map(([phase, ms]) => ({
-    size: ms, colour: PHASES[phase] || OTHER_COLOUR, title: PHASE_MEANINGS[phase], text: `${phase} ${share(ms, total)}, ${number(ms)} ms`,
-  }))) : []));
+  byId("phases").replaceChildren(...data.screen.sides.flatMap(({ name, total, parts }) => {
+    let idle = 0;
+    const colour = (part) => PHASES[part] || DEVICE_PARTS[part] || (part.startsWith("idle: ") ? IDLE[idle++ % IDLE.length] : OTHER_COLOUR);
+    return sharesBar(`${name}: where the ${total} go`, parts.map(([part, ms, percent, text]) => ({ size: ms, colour: colour(part), title: PHASE_MEANINGS[part], text: `${part} ${text}, ${percent}` })));
+  }));
 }
 
 function drawHealth() {
