@@ -285,10 +285,14 @@ class Schedule:
     def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         """Return whether the next step runs bare although a turn was chosen."""
         begins_block = turn.timed and len(plan.block) == len(self._active_rungs()) and not self._is_first
-        if begins_block and self._steady_steps < self._stretch:  # steady steps run before the next block of rungs
+        if begins_block and self._must_rest(plan):
             return True
         is_urgent = self._is_first or self._is_behind(plan)
         return self._bare_steps < self._gap and not (self._bare_steps >= self._gaps[0] and is_urgent)
+
+    def _must_rest(self, plan: Plan) -> bool:
+        """Return whether steady steps should run before the next block of rungs."""
+        return self._steady_steps < self._stretch
 
     def _is_settled(self) -> bool:
         if self._bare_steps < self._gaps[0]:

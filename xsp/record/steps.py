@@ -183,9 +183,11 @@ class Steps:
         """Choose the turn of the next step, at the end of the last one, and open its window if it will be recorded."""
         if self.quiet.has_begun or self.quiet.leaves_no_gap or not self.threads.is_one or self.thread is None:
             return
-        since_ns, began_ns, wait_ns = self.continued_ns - self.after_ns, clock.monotonic_ns(), 0
         kind = self.kinds.expected_kind()
-        turn = self.schedule.next(NEW if kind is None else kind)
+        if kind is None:  # what follows is unknown until it begins
+            return
+        since_ns, began_ns, wait_ns = self.continued_ns - self.after_ns, clock.monotonic_ns(), 0
+        turn = self.schedule.next(kind)
         self.planned = Planned(turn, kind)
         if can_open(self.collecting, turn):
             self.window = Window(self, turn)
