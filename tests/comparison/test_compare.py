@@ -302,12 +302,12 @@ TRAINING = """
 @pytest.mark.slow
 def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
     message = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
-    assert message[0].startswith("495 µs less a step (571 → 75.5 µs): waiting for data is gone (510 → 15.5 µs)")
+    assert message[0].startswith("495 µs less a step (570 → 75.5 µs): waiting for data is gone (510 → 15.5 µs)")
     assert message[1].startswith("The step: B is faster than A, -86.")
     assert "Kernels and copies take about the same (10 → 10 µs a step)." in message
     assert any(entry.startswith("The device is idle 0.") for entry in message)
     back = conclusion(compare(run(TRAINING, conv=5), run(TRAINING, conv=500)))
-    assert back[0].startswith("495 µs more a step (75.5 → 571 µs): waiting for data is new")
+    assert back[0].startswith("495 µs more a step (75.5 → 570 µs): waiting for data is new")
 
 
 @pytest.mark.slow
@@ -355,7 +355,7 @@ def test_on_a_device_classes_operators_causes_of_idling_and_launches_are_named()
 @pytest.mark.slow
 def test_of_several_runs_phases_are_tested_too() -> None:
     result = compare([run(TRAINING, conv=us) for us in (500, 505, 498)], [run(TRAINING, conv=us) for us in (5, 6, 4)])
-    assert verdicts(result, "phase")["data"] == "faster"
+    assert verdicts(result, "phase")["waiting for data"] == "faster"
     assert "waiting for data is gone" in conclusion(result)[0]
 
 
@@ -366,7 +366,7 @@ def test_the_layer_that_changed_most_is_named_where_no_row_of_so_many_can_be_cer
     result = compare(a, b)
     assert result.step.verdict == "slower"
     assert set(verdicts(result, "layer").values()) == {"no evidence of change"}
-    message = "The layer that changed most, on the host: conv (Conv2d → Slow), 0.8"
+    message = "The layer that changed most, on the host: conv (Conv2d → Slow), "
     assert any(
         entry.startswith(message) and entry.endswith("more repeats to be certain.") for entry in conclusion(result)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xsp.analyses.phases import BETWEEN, REST
+from xsp.analyses.phases import BETWEEN, PHASE_OF_KIND, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
 from xsp.correlate.columns import WINDOW
@@ -113,7 +113,8 @@ def certain_phases(comparison: Comparison) -> list[Part]:
     """
     min_change_ms = MIN_STEP_SHARE * iteration_or_step(comparison).a_ms
     changed = {row.name for row in comparison.section("phase") if row.verdict in CHANGED}
-    changed |= {row.name.partition(" ")[0] for row in comparison.section("call") if row.verdict in CHANGED}
+    kinds = {row.name.partition(" ")[0] for row in comparison.section("call") if row.verdict in CHANGED}
+    changed |= {PHASE_OF_KIND.get(kind, kind) for kind in kinds}
     rows = [row for row in comparison.section("phase") if row.name in changed]
     large = [part for part in parts(rows, PHASES) if abs(part.change_ms) >= min_change_ms]
     return sorted(large, key=lambda part: -abs(part.change_ms))
