@@ -1,4 +1,4 @@
-"""What does each rung add to a step on a GPU, and what does torch.profiler with CUDA activity add?
+"""What does each level set add to a step on a GPU, and what does torch.profiler with CUDA activity add?
 
 Conditions, in turns: `bare`; the model level (`M`); with layers (`M/L`); with operators and device work through CUPTI
 (`cupti`) and through Kineto (`kineto`); torch.profiler alone, recording the host and CUDA. All steps end when the

@@ -111,6 +111,8 @@ def written() -> str:
         raise SystemExit(f"say in WHY what they are for: {', '.join(sorted(missing))}")
     lines = ["| extra | package | range | installed | MB | licence | why |", "|---|---|---|---|---:|---|---|"]
     for extra, name, wanted in declared():
+        if extra == "dev":
+            continue  # of the tests alone: pyproject.toml lists them
         version, size, licence = _installed(name)
         lines.append(f"| {extra} | `{name}` | {wanted} | {version} | {size} | {licence} | {WHY[name]} |")
     vendored = (

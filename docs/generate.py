@@ -257,7 +257,7 @@ def cli_page() -> str:
         "",
         "# Commands",
         "",
-        f"{parser.description} `xsp COMMAND --help` prints the same in the terminal, with the usage in one line.",
+        f"{parser.description} `xsp COMMAND --help` prints the same, with the usage in one line and examples.",
         "",
         "Exit codes: 0: done. 1: partly done, with the reason on stderr. 2: not done, with one line that says why.",
         "130: interrupted. `xsp run` has the exit code of the program. Some commands have more codes, named below.",
@@ -267,7 +267,7 @@ def cli_page() -> str:
         *(f"- {option}: {about}" for option, about in sorted(shared)),
     ]
     for name, command in found.items():
-        about, _, examples = (command.description or "").partition("examples:")
+        about = (command.description or "").partition("examples:")[0]
         arguments = list(map(describe, visible_arguments(command)))
         lines += ["", f"## xsp {name}", "", about.strip(), ""]
         lines += [f"- {option}: {text}" for option, text in arguments if (option, text) not in shared]
@@ -275,8 +275,6 @@ def cli_page() -> str:
             lines += [f"- shared: {', '.join(both)}"]
         if not arguments:
             lines += ["No arguments."]
-        if examples.strip():
-            lines += ["", "Examples:", "", "```text", inspect.cleandoc(f"\n{examples}"), "```"]
     return "\n".join([*lines, ""])
 
 

@@ -16,7 +16,8 @@ ROW = re.compile(r"^\| (\S+) \| `([^`]+)` \| ([^|]*) \|[^|]*\|[^|]*\| ([^|]+) \|
 def test_the_page_names_what_is_declared() -> None:
     rows = ROW.findall(dependencies.PAGE.read_text(encoding="utf-8"))
     named = [(extra, name, expected.strip()) for extra, name, expected, _, _ in rows]
-    assert named == [(extra, name, expected.strip()) for extra, name, expected in dependencies.declared()], "make audit"
+    declared = [(extra, name, expected.strip()) for extra, name, expected in dependencies.declared()]
+    assert named == [row for row in declared if row[0] != "dev"], "make audit"
     assert all(reason.strip() for *_, reason in rows)
 
 

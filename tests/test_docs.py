@@ -303,6 +303,36 @@ def test_a_decision_that_was_replaced_says_so_and_is_in_the_archive() -> None:
     assert "**Status.** Replaced by [051]" in numpy.read_text(encoding="utf-8")
 
 
+def words(*pages: Path) -> int:
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def test_the_docs_stay_short() -> None:
+    docs = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "archive"]
+    assert words(ROOT / "README.md") <= 900
+    assert words(ROOT / "docs" / "understand" / "concepts.md") <= 600
+    assert words(*docs, ROOT / "README.md", ROOT / "benchmarks" / "README.md") <= 80_000  # 75,000 is the aim
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## 0.1.0")[2].encode()) <= 8_000
+
+
+OWN_WORD = re.compile(
+    r"\b(rungs?|outlines?|stretch(es)?|shelf|seats?|sittings?|canar(y|ies)|settle|settling|coldness|alike)\b",
+    re.IGNORECASE,
+)
+"""Words of our own that gave way to those of the field; columns and keys of these names are written as code."""
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    quoting = ("CHANGELOG.md", "benchmarks.md")  # the second has notes of saved results
+    pages = [page for page in PAGES if not {"adr", "tests"} & {*page.parts} and page.name not in quoting]
+    found = [
+        f"{name_of(page)}: {match.group()}"
+        for page in pages
+        for match in OWN_WORD.finditer(LINK.sub("", CODE.sub("", page.read_text(encoding="utf-8"))))
+    ]
+    assert found == []
+
+
 def committed() -> list[Path]:
     result = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if result.returncode:

@@ -19,13 +19,17 @@ from typing import Any
 _fork_callbacks: set[Callable[[], None]] = set()
 
 
-def call_in_children(call: Callable[[], None]) -> None:
+def call_in_children(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
     """Register a function to be called in each child that is forked from now on; repeating it changes nothing.
 
     Python cannot unregister such a function: it must itself check whether there is anything to do.
+
+    Args:
+        call: is called in the child.
+        before: is called in this process before each fork.
     """
     if call not in _fork_callbacks and hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=call)
+        os.register_at_fork(after_in_child=call, before=before)
         _fork_callbacks.add(call)
 
 

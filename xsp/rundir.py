@@ -4,6 +4,7 @@
 RUN/
   run.json             what was run, where, with which settings, and what is missing; see `xsp.record.description`
   steps/000004.parquet one segment per step, columns as in `xsp.schema.COLUMNS`
+  before/000004.parquet what was recorded before the step, if collectors were on already; the same columns
   samples/000000.parquet samples of power, clocks, memory, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
   loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
   loop2.rows           the same rows while the run goes on, as 64-bit numbers; see `xsp.store.loop`
@@ -48,6 +49,7 @@ MAX_TABLE_BYTES = 64 << 30
 
 RUN_FILE = "run.json"
 STEPS = "steps"
+BEFORE = "before"
 SAMPLES = "samples"
 INBOX = "arrived"
 """Folder with what a receiver accepted and has not put in order yet (`xsp.ingest`)."""
@@ -202,7 +204,7 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # keep a part that cannot be read
                 _clear(child)
                 _remove_empty(child)
-    for folder in (run / STEPS, run / SAMPLES, run / INBOX):
+    for folder in (run / STEPS, run / BEFORE, run / SAMPLES, run / INBOX):
         if not folder.is_symlink():
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)
@@ -363,6 +365,20 @@ def segments(run: Path) -> list[Path]:
         TraceError: as `numbered_tables`.
     """
     return numbered_tables(run / STEPS)
+
+
+def before(run: Path, step: int) -> Path:
+    """Return the path of what was recorded before a step."""
+    return run / BEFORE / f"{step:06d}.parquet"
+
+
+def befores(run: Path) -> list[Path]:
+    """Return the existing paths of `before`, in the order of their steps.
+
+    Raises:
+        TraceError: as `numbered_tables`.
+    """
+    return numbered_tables(run / BEFORE)
 
 
 def portion(run: Path, number: int) -> Path:

@@ -36,6 +36,7 @@ class Kind(str, enum.Enum):
     LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
     USER = "user"  # a block that the user named
     STEP = "step"  # one prediction or one training step
+    BEFORE = "before"  # the time between the step before and a recorded one; only in the table `before`
     FORWARD = "forward"  # the outermost call of a module
     BACKWARD = "backward"  # a run of the autograd engine
     OPTIMIZER = "optimizer"  # an optimizer's step
@@ -197,8 +198,8 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 MERGED_COLUMNS: tuple[Column, ...] = (
-    Column("steps", "INTEGER", "timed steps that hold this span at the rung where its level is the deepest"),
-    Column("raw_ns", "DOUBLE", "trimmed mean duration at the deepest rung, all collectors on"),
+    Column("steps", "INTEGER", "timed steps that hold this span and in which its level is the deepest one recorded"),
+    Column("raw_ns", "DOUBLE", "trimmed mean duration with all collectors on"),
     Column("true_ns", "DOUBLE", "duration without the cost of profiling; null where nothing measured it"),
     Column("true_lo_ns", "DOUBLE", "lower end of the 95 % interval of true_ns"),
     Column("true_hi_ns", "DOUBLE", "upper end of the 95 % interval of true_ns"),
@@ -227,12 +228,12 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column("step", "BIGINT", "number of the step, as in the spans; the first one if the row represents several"),
     Column("steps", "INTEGER", "number of consecutive steps that the row represents; its times are their means"),
     Column("kind", "INTEGER", "kind of step, a number among `kinds` of run.json"),
-    Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that ran bare"),
+    Column("rung", "SMALLINT", "deepest level whose collectors were on; 10 in a step that was not recorded"),
     Column(
         "steady",
         "BOOLEAN",
-        "bare, and long enough after the last recorded step to be unaffected by it; null in a step that ran while "
-        "another one was being stored",
+        "not recorded, and long enough after the last recorded step to be unaffected by it; null in a step that ran "
+        "while another one was being stored",
     ),
     Column("start_ns", "BIGINT", "nanoseconds since the epoch"),
     Column("dur_ns", "DOUBLE", "duration of the step"),

@@ -309,6 +309,40 @@ def mean_interval(values: Sequence[float], weights: Sequence[int] | None = None)
     return _clipped(values, Interval(middle - width, middle, middle + width))
 
 
+def stratified_interval(strata: Sequence[tuple[float, Sequence[float]]]) -> Interval | None:
+    """Return the mean over strata, of which a few members each were measured, with its 95 % interval.
+
+    A stratum with one value counts with the largest relative deviation of those with more; with 100 % if there are
+    none.
+
+    Args:
+        strata: the share of each stratum in all members, and its measured values.
+
+    Returns:
+        None for fewer than three values.
+    """
+    measured = [(share, values, math.fsum(values) / len(values)) for share, values in strata if values]
+    count, total = sum(len(values) for _, values, _ in measured), sum(share for share, *_ in measured)
+    if count < 3 or not total:
+        return None
+    deviations = [
+        math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else None
+        for _, values, mean in measured
+    ]
+    relative = [
+        deviation / abs(mean) for deviation, (*_, mean) in zip(deviations, measured, strict=True) if deviation and mean
+    ]
+    has_more = any(deviation is not None for deviation in deviations)
+    usual = max(relative, default=0.0) if has_more else 1.0
+    variance, middle = 0.0, 0.0
+    for deviation, (share, values, mean) in zip(deviations, measured, strict=True):
+        own = usual * abs(mean) if deviation is None else deviation
+        variance += (share / total * own) ** 2 / len(values)
+        middle += share / total * mean
+    width = student(UPPER, max(1.0, count - len(measured))) * math.sqrt(variance)
+    return Interval(middle - width, middle, middle + width)
+
+
 def product_interval(*factors: Interval) -> Interval:
     """Return the interval of a product of independent positive quantities.
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LEVELS = {
     Kind.RUN: Level.APPLICATION, Kind.LOOP: Level.APPLICATION, Kind.USER: Level.APPLICATION,
+    Kind.BEFORE: Level.APPLICATION,
     Kind.STEP: Level.MODEL, Kind.FORWARD: Level.MODEL, Kind.BACKWARD: Level.MODEL, Kind.OPTIMIZER: Level.MODEL,
     Kind.DATA: Level.MODEL, Kind.MODULE: Level.LAYER, Kind.OP: Level.OP, Kind.ALLOC: Level.OP,
     Kind.PRIMITIVE: Level.LIBRARY, Kind.CALL: Level.LIBRARY, Kind.LAUNCH: Level.RUNTIME, Kind.SYNC: Level.RUNTIME,
@@ -101,10 +102,12 @@ def trace_of(rows: Iterable[Span], run: Mapping[str, Any] | None = None) -> Trac
     """Return the trace of fabricated spans: each step correlated, all merged, in memory.
 
     Spans without a step belong to step 0; each rank has steps of its own. A span without a rung gets the level of the
-    deepest span in its step, and is timed unless it states otherwise.
+    deepest span in its step, and is timed unless it states otherwise. In a step with a span of kind `before`, what
+    begins before the step is in the table `before`.
     """
     from xsp import table
     from xsp.correlate.evidence import correlate
+    from xsp.store import before
     from xsp.store.merge import true_trace
 
     steps = defaultdict(list)
@@ -119,7 +122,12 @@ def trace_of(rows: Iterable[Span], run: Mapping[str, Any] | None = None) -> Trac
             "rung": max(int(row.level) for row in step),
             "timed": True,
         }
-        table.insert(con, "spans", correlate(_with_defaults(row, common) for row in step))
+        own, earlier = before.split(list(zip(*(_with_defaults(row, common) for row in step), strict=True)))
+        table.insert(con, "spans", correlate(Span(*values) for values in zip(*own, strict=True)))
+        if earlier[0]:
+            if not table.has_table(con, "before"):
+                table.create(con, "before")
+            table.insert(con, "before", correlate(Span(*values) for values in zip(*earlier, strict=True)))
     return true_trace(con, run or {})
 
 

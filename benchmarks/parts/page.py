@@ -120,7 +120,7 @@ def _row(name: str, result: dict[str, Any]) -> list[str]:
     """Return the row of a benchmark: question, figures that answer it, goals met, day and processor."""
     machine = result["machine"]
     device = re.search(r"NVIDIA \w+", " ".join(result["notes"]))
-    date = f"{result['date']}, {machine['cores']} cores, {device.group() if device else machine['cpu'].split('(')[0]}"
+    date = f"{result['date']}, {device.group() if device else machine['cpu'].split('(')[0].split()[0]}"
     figures = [_spread(result, column) for column in COLUMNS.get(name, ())]
     if columns := ROWS.get(name):
         figures += ["; ".join(f"{row[columns[0]]}: {row[columns[1]]}" for row in result["table"])]

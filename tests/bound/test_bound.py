@@ -365,7 +365,7 @@ def test_the_section_has_the_ladder_the_waterfall_and_the_calls_with_their_longe
     assert of["aten::view"].cells == ("10×100", None, None, None)
     assert "longest path" in tree.mark
     said = " ".join(each.text for each in parts if isinstance(each, Text))
-    assert "has 3 of 3 calls, and takes 0.51 ms of 0.51 ms by the times of the rung best" in said
+    assert "has 3 of 3 calls, and takes 0.51 ms of 0.51 ms by the times of the estimate best" in said
 
 
 def test_lower_limits_and_layers_without_a_bar_are_said_to_be_such(filled: Fill) -> None:

@@ -344,7 +344,7 @@ def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     lengths = (12, 100, 55, 57, 90, 20, 60, 70, 15, 85, 40)
     few = [each for place, ms in enumerate(lengths) for each in bare(2, dur_ms=ms, first=2 * place)]
     found = {finding.subject: finding for finding in health(trace(few))}
-    assert "from 22 steady steps the step's latency is only known to be between" in found["latency"].text
+    assert "from 22 undisturbed steps the step's latency is only known to be between" in found["latency"].text
     assert found["latency"].best_grade == "B"
     assert "latency" not in letters(trace(bare(22)))[1]
 

@@ -85,7 +85,7 @@ def test_a_path_for_a_name_beside_another_one_is_refused() -> None:
         ({"budget": ""}, "budget='': write a share"),
         ({"levels": "M/Q"}, "Q"),
         ({"kernels": "nsys"}, "kernels='nsys'"),
-        ({"levels": "M/L", "only": Level.KERNEL}, "KERNEL is not among the rungs M, M/L, M/L/op"),
+        ({"levels": "M/L", "only": Level.KERNEL}, "KERNEL is not among the level sets M, M/L, M/L/op"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_anything_starts(wrong: dict[str, Any], says: str) -> None:

@@ -405,7 +405,7 @@ def test_a_page_without_layers_says_why_charts_are_missing(browser, tmp_path):
     assert "A2 (Layer information) needs the layer level" in missing.get_attribute("textContent")
     hidden = "return ['#ranks', 'nav a[href=\"#ranks\"]'].map(each => document.querySelector(each).hidden)"
     assert browser.execute_script(hidden) == [True, True]
-    assert "One rung alone" in browser.find_element("id", "ledger").text
+    assert "One level set alone" in browser.find_element("id", "ledger").text
 
 
 def test_a_page_of_another_trace_does_not_run_what_is_put_into_it(browser, tmp_path):

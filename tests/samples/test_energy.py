@@ -218,10 +218,10 @@ def test_short_stretches_are_refused_with_what_to_do() -> None:
     made = program(steps=3)
     output = refusal(made.trace(made.readings()))
     assert output.startswith("energy (Energy of a step): the energy counter of device 0 changes every ")
-    assert "0 of the 3 necessary stretches" in output
+    assert "0 of the 3 necessary bursts" in output
     assert "--budget" in output
     few = program(stretches=2)
-    assert "2 of the 3 necessary stretches" in refusal(few.trace(few.readings()))
+    assert "2 of the 3 necessary bursts" in refusal(few.trace(few.readings()))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from sharing import StoreProcess
 from test_share_store import file_of
 
+from xsp import connections
 from xsp.errors import ShareError
 from xsp.share import client, serving, store, weights
 from xsp.share.store import Store
@@ -42,6 +44,17 @@ def serving_here(folder: Path, capacity_bytes: int = 1 << 20) -> Iterator[Store]
     finally:
         here.end()
         thread.join(60)
+
+
+def test_a_client_that_has_asked_once_may_stay_for_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's store keeps its connection to the host's while it holds nothing, and ends if that is closed."""
+    with serving_here(tmp_path / "s") as here, client.connect(here.folder) as connection:
+        before = client.ask_large(connection, {"ask": "status"})
+        time.sleep(serving.SWEEP_S)  # it has answered, and the connection is idle
+        late_s = time.monotonic() + 86_400
+        monkeypatch.setattr(connections.time, "monotonic", lambda: late_s)
+        time.sleep(2 * serving.SWEEP_S)  # an open connection is looked at once a second
+        assert client.ask_large(connection, {"ask": "status"})["connections"] == before["connections"] == 1
 
 
 def test_clients_that_ask_nothing_give_way_and_attached_ones_keep_their_place(

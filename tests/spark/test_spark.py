@@ -125,7 +125,7 @@ def test_executors_of_their_own_did_the_work(on_spark: Trace) -> None:
 @pytest.mark.slow
 def test_what_does_not_carry_over_is_refused(run: Path, on_spark: Trace, cluster: str) -> None:
     for name in OF_RUNGS:
-        with pytest.raises(AnalysisError, match="rungs of a run say, which Spark does not compare"):
+        with pytest.raises(AnalysisError, match="level sets of a run, which Spark does not do"):
             ANALYSES[name](on_spark)
     for name in OF_LOOP:
         with pytest.raises(AnalysisError, match="the program's loop, which Spark does not read"):

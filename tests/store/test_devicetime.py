@@ -25,18 +25,28 @@ def mean_ns(pace: DevicePace) -> float:
 
 
 def loop(
-    host_ms: dict[int, float], device_ms: dict[int, float], kinds: list[int], fill_ms: float, own_ms: float, seed: int
+    host_ms: dict[int, float],
+    device_ms: dict[int, float],
+    kinds: list[int],
+    fill_ms: float,
+    own_ms: float,
+    seed: int,
+    window_ms: float | None = None,
 ) -> list[LoopRow]:
     """Return the loop of a program whose host issues steps, which a device then computes in their order.
 
     The device begins a step `fill_ms` after the host does, and not before it has finished the one before. Before and
     after each recorded step the host waits for it. xsp takes 5 ms after a recorded step, and `own_ms` before others.
+    With `window_ms` the host works that long before each step, and collectors are on before recorded ones.
     """
     draw = random.Random(seed)
     rows, clock, idle_at, recorded_last, next_recorded = [], 0.0, 0.0, False, 2
     for step, kind in enumerate(kinds):
-        own, before, is_recorded = 5.0 if recorded_last else own_ms, 0.1, step == next_recorded
-        if is_recorded:  # collectors are switched on when the device is idle
+        own, before, is_recorded = 5.0 if recorded_last else own_ms, window_ms or 0.1, step == next_recorded
+        if is_recorded and window_ms is not None:
+            next_recorded = step + draw.randint(2, 12)
+            before += max(0.0, idle_at - clock)
+        elif is_recorded:  # collectors are switched on when the device is idle
             next_recorded = step + draw.randint(2, 12)
             before += max(0.0, idle_at - clock - before)
         clock += before + own
@@ -47,20 +57,28 @@ def loop(
             clock = max(clock, idle_at)
         rung = MODEL_RUNG if is_recorded else BARE
         times = (round(value * MS) for value in (start, clock - start, before, own))
-        rows.append(LoopRow(step, 1, kind, rung, *times))
+        window_ns = round(window_ms * MS) if is_recorded and window_ms is not None else None
+        rows.append(LoopRow(step, 1, kind, rung, *times, window_ns))
         recorded_last = is_recorded
     return rows
 
 
 @given(
-    device_ms=st.floats(2, 100), host_share=st.floats(0.05, 0.9), fill_share=st.floats(0, 0.3), seed=st.integers(0, 99)
+    device_ms=st.floats(2, 100),
+    host_share=st.floats(0.05, 0.9),
+    fill_share=st.floats(0, 0.3),
+    window_share=st.none() | st.floats(0.1, 0.5),
+    seed=st.integers(0, 99),
 )
 @settings(deadline=None)
 def test_a_device_that_lags_behind_sets_the_pace(
-    device_ms: float, host_share: float, fill_share: float, seed: int
+    device_ms: float, host_share: float, fill_share: float, window_share: float | None, seed: int
 ) -> None:
-    host_ms = host_share * device_ms
-    rows = loop({0: host_ms}, {0: device_ms}, [0] * 120, fill_share * host_ms, 0.01 * host_ms, seed)
+    host_ms, window_ms = host_share * device_ms, None
+    if window_share is not None:  # part of the host's time is before the step
+        window_ms = window_share * host_ms
+        host_ms -= window_ms
+    rows = loop({0: host_ms}, {0: device_ms}, [0] * 120, fill_share * host_ms, 0.01 * host_ms, seed, window_ms)
     found = paces_of(rows)
     if found:  # else the device never lagged behind for long enough
         assert mean_ns(found[0]) == pytest.approx(device_ms * MS, rel=0.02)
@@ -93,6 +111,8 @@ def traced(rows: list[LoopRow]) -> Trace:
     """Return a run with this loop, whose first recorded step has a kernel of 1.8 ms."""
     recorded = next(row.step for row in rows if row.rung != BARE)
     named = [{**row._asdict(), "rank": 0, "steady": row.rung == BARE} for row in rows]
+    for row in named:
+        del row["window_ns"]
     return with_loop(trace_of(spans(STEP, step=recorded, rung=70)), named)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xsp import stats
+from xsp.account import between, ondevice, onhost, places, plausibility, ranks
 from xsp.account import entries as names
-from xsp.account import ondevice, onhost, places, plausibility, ranks
 from xsp.account.check import violations
 from xsp.account.course import course as of_course
 from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
@@ -17,12 +19,19 @@ from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
-from xsp.store.iterations import DISTURBANCE_FACTOR, Iteration, iterations
+from xsp.store import strata
+from xsp.store.iterations import DISTURBANCE_FACTOR, SHORT_NS, WARM_UP_STEPS, Iteration, iterations
 from xsp.store.loop import BARE as UNRECORDED
 from xsp.store.trace import Trace
 
 NEARLY_ALL = 0.85
 """Share of an iteration from which the side that takes it is the only one that limits."""
+
+MIN_UNSEEN_SHARE = 0.05
+"""Least share of the steps' time in slow steps that were not recorded to be an entry."""
+
+FEWEST_UNSEEN = 2
+"""Fewest iterations of a stratum, none of which was recorded, that are no accident."""
 
 MIN_SEEN_SHARE = 0.5
 """Least share of the time between steps that recorded iterations must contain to tell what it consists of."""
@@ -179,6 +188,8 @@ def _of_rank(
     deep = [window for window in recorded if window.rung == deepest or measured is None]
     shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
     shallow = deep if measured is None else [window for window in recorded if window.rung == shallow_rung]
+    if measured is not None:
+        shallow = _with_other_strata(trace, measured, shallow, recorded)
     has_device = believes_devices and bool(
         trace.con.execute(
             f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
@@ -198,14 +209,18 @@ def _of_rank(
             ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
     detailed = onhost.host_times(trace, rank, deep, ends, collectives)
     outer = detailed
-    if shallow is not deep and shallow_rung != deepest:
+    if {window.step for window in shallow} != {window.step for window in deep}:
         outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
     wall_ns = sum(stop - start for start, stop in bounds.values()) if bounds else _host_ns(deep)
     if is_measured:
         assert measured is not None
         time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / len(deep) for each in device_times])
-        host = _host_of_loop(trace, measured, time, outer, detailed, shallow)
-        devices = [_device_of_loop(each, len(deep), time, host, wall_ns) for each in device_times]
+        host = _host_of_loop(trace, measured, time, outer, detailed, shallow, deep, bool(device_times))
+        represented = Representation(trace, measured, strata.Part.ITERATION, deep)
+        are_whole = all(window.has_before for window in deep)
+        devices = [
+            _device_of_loop(each, len(deep), time, host, wall_ns, represented, are_whole) for each in device_times
+        ]
     else:
         each_ns = [float(window.end_ns - window.start_ns) for window in deep]
         # the host, ahead of a device, also waits for work that was launched before: that is no iteration's time
@@ -248,10 +263,21 @@ def _host_ns(recorded: Sequence[Window]) -> int:
     return sum(window.end_ns - window.start_ns for window in recorded)
 
 
-def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[Entry, ...]:
-    """Return the models of a phase, or its states, in the shares of the most detailed recordings."""
-    whole = float(detailed.phase_ns[phase].sum()) if phase in detailed.phase_ns else 0.0
-    if not whole or phase == names.DATA:
+def _children(detailed: HostTimes, phase: str, ms: float, source: str, drained_ns: float = 0.0) -> tuple[Entry, ...]:
+    """Return the states of a phase, in the shares of the most detailed recordings.
+
+    Args:
+        detailed: these recordings.
+        phase: the phase.
+        ms: its time.
+        source: the measurement, for the entries.
+        drained_ns: waiting of each recorded iteration that is not part of the phase.
+    """
+    if phase not in detailed.phase_ns or phase == names.DATA:
+        return ()
+    less_ns = drained_ns * len(detailed.phase_ns[phase])
+    whole = float(detailed.phase_ns[phase].sum()) - less_ns
+    if whole <= 0:
         return ()
     models = detailed.models.get(phase, ())
     if models:
@@ -262,8 +288,10 @@ def _children(detailed: HostTimes, phase: str, ms: float, source: str) -> tuple[
             for name, ns in own.items()
         )
     shares = {
-        state: min(1.0, float(detailed.state_ns[phase, state].sum()) / whole)
-        for state in onhost.STATES
+        state: min(
+            1.0, max(0.0, float(detailed.state_ns[phase, state].sum()) - less_ns * (state == names.WAITING)) / whole
+        )
+        for state in names.STATES
         if (phase, state) in detailed.state_ns
     }
     if not any(shares.values()):
@@ -298,13 +326,25 @@ def _ordered(entries: Sequence[Entry]) -> tuple[Entry, ...]:
 
 
 def _host_of_loop(
-    trace: Trace, measured: Iteration, time: Entry, outer: HostTimes, detailed: HostTimes, recorded: Sequence[Window]
-) -> Side:
-    """Return the host side of an iteration that was timed without recording; recordings give the shares in the step."""
+    trace: Trace, measured: Iteration, time: Entry, outer: HostTimes, detailed: HostTimes, recorded: Sequence[Window],
+    deep: Sequence[Window], has_device: bool,
+) -> Side:  # fmt: skip
+    """Return the host side of an iteration that was timed without recording; recordings give the shares of its parts.
+
+    Args:
+        trace: the trace.
+        measured: the iteration, from the loop.
+        time: its time.
+        outer: what the host did in the recorded iterations with least detail, which are slowed least.
+        detailed: what it did in those with most detail.
+        recorded: the iterations of `outer`.
+        deep: the iterations of `detailed`.
+        has_device: whether the program used a device.
+    """
     step_ns, data_ns, between_ns = measured.step_ns or 0.0, measured.data_ns or 0.0, measured.between_ns or 0.0
-    weights = _weights(trace, measured, recorded)
+    represented = Representation(trace, measured, strata.Part.STEP, recorded)
     in_step = {
-        name: float(np.average(values, weights=weights))
+        name: represented.mean(values)
         for name, values in outer.phase_ns.items()
         if name not in (names.BETWEEN, names.DATA) and name not in outer.of_models
     }
@@ -312,23 +352,45 @@ def _host_of_loop(
     before_ns = sum(_before_step(outer, recorded)) / max(1, len(recorded))
     data_in_step_ns = 0.0
     if names.DATA in outer.phase_ns and data_ns:
-        seen = float(np.average(outer.phase_ns[names.DATA], weights=weights))
+        seen = represented.mean(outer.phase_ns[names.DATA])
         data_in_step_ns = min(data_ns, step_ns, max(0.0, seen - before_ns))
+    # recorded steps wait at their ends for the device; others wait there only as long as their time shows
+    drained_ns = min(float(detailed.drained_ns.mean()), in_step.get(names.OUTSIDE, 0.0))
+    own_ns = sum(in_step.values()) - drained_ns
+    drained_ns -= min(drained_ns, max(0.0, step_ns - data_in_step_ns - own_ns))
+    if drained_ns:
+        in_step[names.OUTSIDE] -= drained_ns
+    if not has_device and measured.mean_ns is not None:  # the loop subtracts waits in the step from the time before it
+        between_ns = max(0.0, measured.mean_ns - step_ns - (data_ns - data_in_step_ns))
     whole_ns = sum(in_step.values())
-    scale = (step_ns - data_in_step_ns) / whole_ns if whole_ns else 0.0
+    # a host ahead of its device waits in some steps for a full queue; short steps are slow after recorded ones
+    knows_slow = not has_device and step_ns >= SHORT_NS and represented.unseen >= MIN_UNSEEN_SHARE
+    unseen_ns = represented.unseen * step_ns if knows_slow else 0.0
+    scale = max(0.0, step_ns - data_in_step_ns - unseen_ns) / whole_ns if whole_ns else 0.0
     entries = []
     for name, ns in in_step.items():
         if not ns:
             continue
-        entry = _phase_entry(name, outer.phase_ns[name].tolist(), scale, detailed, BARE)
-        ms = ns * scale / 1e6
-        entries.append(replace(entry, ms=ms, children=_children(detailed, name, ms, RECORDED)))
+        ms, less_ns = ns * scale / 1e6, drained_ns if name == names.OUTSIDE else 0.0
+        bounds = represented.interval(
+            [max(0.0, value - less_ns) * scale / 1e6 for value in outer.phase_ns[name].tolist()]
+        )
+        low, high = (max(0.0, bounds.low), bounds.high + unseen_ns / 1e6) if bounds is not None else (None, None)
+        entries.append(Entry(name, ms, BARE, low, high, _children(detailed, name, ms, RECORDED, less_ns)))
+    if whole_ns and unseen_ns:
+        unseen_ms = (step_ns - data_in_step_ns) / 1e6 - whole_ns * scale / 1e6
+        entries.append(Entry(names.UNLIKE, unseen_ms, BARE, place=represented.slow_steps, place_ms=unseen_ms))
     if not whole_ns and step_ns:
         entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
-    seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
     for entry in _outside_steps(measured):
-        if entry.name == names.BETWEEN and seen_ns >= MIN_SEEN_SHARE * between_ns:
-            entry = replace(entry, children=_children(detailed, entry.name, entry.ms or 0.0, RECORDED))
+        if entry.name == names.DATA:
+            entries.append(entry)
+    if between_ns:
+        entry = _between(trace, measured, between_ns, detailed, deep, drained_ns)
+        ends = measured.between_interval
+        if ends is not None and measured.between_ns:
+            ends = ends.scale(between_ns / measured.between_ns / 1e6)
+            entry = replace(entry, low_ms=max(0.0, ends.low), high_ms=ends.high)
         entries.append(entry)
     rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
     if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it
@@ -338,59 +400,136 @@ def _host_of_loop(
     return _closed(Side("host", _ordered(entries)), time)
 
 
+def _between(
+    trace: Trace, measured: Iteration, between_ns: float, detailed: HostTimes, deep: Sequence[Window], drained_ns: float
+) -> Entry:
+    """Return the time between steps, divided as iterations show that were recorded from the end of the step before."""
+    found = between.parts(trace, measured.rank, deep, detailed.phases.unions.get(names.BETWEEN))
+    if found:
+        whole = [window for window in deep if window.has_before]
+        represented = Representation(trace, measured, strata.Part.BEFORE, whole)
+        return between.entry(between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps)
+    seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
+    ms, is_seen = between_ns / 1e6, seen_ns >= MIN_SEEN_SHARE * between_ns
+    children = _children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ()
+    return Entry(names.BETWEEN, ms, BARE, children=children)
+
+
 def _before_step(outer: HostTimes, recorded: Sequence[Window]) -> list[float]:
     """Return the time before each recorded step that its recording contains and that is waiting for data."""
-    between = outer.phase_ns.get(names.BETWEEN)
+    between_ns = outer.phase_ns.get(names.BETWEEN)
     return [
-        max(0.0, window.step_ns - window.start_ns - (float(between[index]) if between is not None else 0.0))
+        max(
+            0.0,
+            (window.before_end_ns or window.step_ns)
+            - window.start_ns
+            - (float(between_ns[index]) if between_ns is not None else 0.0),
+        )
         for index, window in enumerate(recorded)
     ]
 
 
-SLOW_FACTOR = 1.5
-"""Iterations that take more than this multiple of the median are a stratum of their own."""
+class Representation:
+    """How many iterations each recorded one stands for, by the time of one part of an iteration.
 
-
-def _weights(trace: Trace, measured: Iteration, recorded: Sequence[Window]) -> list[float] | None:
-    """Return weights of recorded iterations so that slow ones count as often as they occur; None for equal ones.
-
-    Iterations are told apart by the time of their steps, which is known of all of them (post-stratification).
+    Iterations of a kind are not alike, and few of them are recorded: each counts as often as those that take about as
+    long occur (see `xsp.store.strata`).
     """
-    times = np.array([window.end_ns - window.step_ns for window in recorded], float)
-    slow = times > SLOW_FACTOR * np.median(times)
-    if len(recorded) < 2 or not slow.any() or slow.all():
-        return None
-    ((share,),) = trace.con.execute(
-        f"""
-        WITH bare AS (
-            SELECT dur_ns, steps FROM loop WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND rung = {UNRECORDED}
-              AND status = 'ok'
+
+    def __init__(self, trace: Trace, measured: Iteration, part: strata.Part, recorded: Sequence[Window]) -> None:
+        """Take the strata of a kind on a rank, and weigh its recorded iterations."""
+        self._strata = _strata_of(trace, measured, part)
+        self._steps = [window.step for window in recorded]
+        chosen = {(measured.rank, step) for step in self._steps if step is not None}
+        by_step = strata.weights(self._strata, chosen)
+        self.weights = {step: by_step.get((measured.rank, step), 1.0) for step in self._steps if step is not None}
+        covered = [each for each in self._strata if any((each.rank, step) in chosen for step in each.recorded)]
+        others = [each for each in self._strata if each not in covered and each.iterations >= FEWEST_UNSEEN]
+        self.slow_steps = (
+            _in_words(max(others, key=lambda each: each.iterations * each.mean_ns), part) if others else None
         )
-        SELECT (sum(steps) FILTER (dur_ns > {SLOW_FACTOR} * (SELECT median(dur_ns) FROM bare))
-                / sum(steps))::DOUBLE FROM bare
-        """,
-        [measured.rank, measured.kind],
-    ).fetchall()
-    if share is None:
-        share = 0.0
-    count = int(slow.sum())
-    return [float(weight) for weight in np.where(slow, share / count, (1 - share) / (len(times) - count))]
+        """The slow iterations that were not recorded, in words; None without any."""
+
+        self.unseen = 0.0
+        """Share of the time that is in iterations slower than any recorded one, beyond what these take."""
+
+        if covered and others:
+            mean_ns, seen_ns = _mean_ns([*covered, *others]), _mean_ns(covered)
+            self.unseen = max(0.0, 1 - seen_ns / mean_ns) if mean_ns else 0.0
+
+    def mean(self, values: Sequence[float] | NDArray[Any]) -> float:
+        """Return the mean over all iterations of values of the recorded ones."""
+        counts = [self.weights.get(step, 1.0) if step is not None else 1.0 for step in self._steps]
+        return float(np.average(values, weights=counts)) if len(values) else 0.0
+
+    def interval(self, values: Sequence[float]) -> stats.Interval | None:
+        """Return the 95 % interval of `mean`; wide if few iterations of a stratum were recorded."""
+        if not self._strata:
+            return stats.mean_interval(values)
+        by_step = {step: value for step, value in zip(self._steps, values, strict=True) if step is not None}
+        return strata.mean_interval(self._strata, by_step)
 
 
-def _device_of_loop(times: ondevice.DeviceTimes, count: int, time: Entry, host: Side, wall_ns: int) -> Side:
+def _with_other_strata(
+    trace: Trace, measured: Iteration, chosen: Sequence[Window], recorded: Sequence[Window]
+) -> list[Window]:
+    """Return the chosen iterations, and the recorded ones of strata of which none was chosen."""
+    steps, others = {window.step for window in chosen}, set()
+    for each in _strata_of(trace, measured, strata.Part.STEP):
+        if not steps & set(each.recorded):
+            others |= set(each.recorded)
+    return [window for window in recorded if window.step in steps | others]
+
+
+def _strata_of(trace: Trace, measured: Iteration, part: strata.Part) -> list[strata.Stratum]:
+    found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part, WARM_UP_STEPS))
+    return [each for each in found if (each.rank, each.kind) == (measured.rank, measured.kind)]
+
+
+def _in_words(stratum: strata.Stratum, part: strata.Part) -> str:
+    """Return how long iterations of a stratum take in a part, and how often they occur."""
+    what = "gaps" if part is strata.Part.BEFORE else "steps"
+    times = f"{stratum.iterations} {what} of about {stratum.mean_ns / 1e6:.3g} ms"
+    return f"{times}, one in {stratum.period} steps" if stratum.period is not None else times
+
+
+def _mean_ns(found: Sequence[strata.Stratum]) -> float:
+    count = sum(each.iterations for each in found)
+    return sum(each.iterations * each.mean_ns for each in found) / count if count else 0.0
+
+
+def _device_of_loop(
+    times: ondevice.DeviceTimes, count: int, time: Entry, host: Side, wall_ns: int, represented: Representation,
+    are_whole: bool,
+) -> Side:  # fmt: skip
     """Return a device's side of an iteration that was timed without recording.
 
     Busy times are as recorded. What remains of the iteration is idle; recordings give the shares of its causes, and
     the time between steps that they do not contain counts as not recorded.
+
+    Args:
+        times: what the device did in the recorded iterations.
+        count: their number.
+        time: the time of the iteration.
+        host: the host's side of it.
+        wall_ns: duration of the recordings.
+        represented: how many iterations each recorded one stands for.
+        are_whole: whether recordings begin at the end of the step before.
     """
     side = ondevice.side(times, count, RECORDED)
+    if times.busy_ns:
+        factor = represented.mean(times.per_iteration_busy_ns) * count / sum(times.per_iteration_busy_ns)
+        busy = names.scaled([entry for entry in side.entries if entry.name == names.BUSY], factor)
+        side = replace(side, entries=(*busy, *(entry for entry in side.entries if entry.name != names.BUSY)))
     iteration_ms, busy_ms = time.ms or 0.0, side.ms(names.BUSY)
     idle_ms = iteration_ms - busy_ms - side.ms(names.EARLIER)
     recorded_idle = side[names.IDLE]
-    between = host[names.BETWEEN]
+    between_steps = host[names.BETWEEN]
     unseen_ms = 0.0
-    if between is not None and not between.children:
-        unseen_ms = (between.ms or 0.0) + host.ms(names.DATA) * (wall_ns / count / 1e6 < iteration_ms)
+    if between_steps is not None and not between_steps.children:
+        unseen_ms = (between_steps.ms or 0.0) + host.ms(names.DATA) * (wall_ns / count / 1e6 < iteration_ms)
+    elif between_steps is not None and are_whole:
+        unseen_ms = between_steps.part(names.NOT_RECORDED)
     unseen_ms = min(max(0.0, idle_ms), unseen_ms, max(0.0, iteration_ms - wall_ns / count / 1e6))
     rest_ms = max(0.0, idle_ms) - unseen_ms
     causes: list[Entry] = []

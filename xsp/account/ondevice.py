@@ -21,10 +21,10 @@ import numpy as np
 from xsp.account import entries as names
 from xsp.account.entries import Entry, Side
 from xsp.account.sweep import Times, Union, clipped, complement, covered, intersection, length, union, without
-from xsp.account.windows import Window
+from xsp.account.windows import Window, tables
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.schema import Kind
-from xsp.store.devicework import COPY, launches
+from xsp.store.devicework import COPY
 from xsp.store.trace import Trace
 
 LAUNCH_NS = 10_000
@@ -63,7 +63,7 @@ class Work(NamedTuple):
 
 def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
     """Return the device work of a rank with the iterations that launched it."""
-    launches(trace)
+    made = tables(trace)
     table = trace.con.execute(
         f"""
         SELECT w.start_ns, w.end_ns, coalesce(w.device, 0) AS device, coalesce(w.stream, -1) AS stream,
@@ -72,7 +72,7 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
                coalesce(begin_ns, -1) AS launch_ns,
                coalesce(returned_ns, 0) AS returned_ns, coalesce(on_thread, -1) AS thread,
                coalesce(blocks, false) AS blocks, w.span_id
-        FROM device_work w LEFT JOIN launches USING (rank, on_process, correlation_id)
+        FROM {made.device_work} w LEFT JOIN {made.launches} USING (rank, on_process, correlation_id)
         WHERE w.rank = ? ORDER BY w.start_ns, w.span_id
         """,
         [rank],
@@ -132,8 +132,8 @@ def host_waits(trace: Trace, rank: int) -> HostWaits:
         f"SELECT start_ns, start_ns + dur_ns AS end_ns FROM spans WHERE kind = '{Kind.DATA}' AND rank = ?", [rank]
     ).fetchnumpy()
     calls = trace.con.execute(
-        "SELECT start_ns, end_ns, on_thread FROM runtime_calls WHERE rank = ? AND waits AND timed IS NOT false "
-        "ORDER BY start_ns",
+        f"SELECT start_ns, end_ns, on_thread FROM {tables(trace).runtime_calls} "
+        "WHERE rank = ? AND waits AND timed IS NOT false ORDER BY start_ns",
         [rank],
     ).fetchnumpy()
     return HostWaits(

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from xsp.account import entries as names
 from xsp.account.ranks import Collectives
 from xsp.account.sweep import Times, Union, covered, innermost, intersection, length, union, without
-from xsp.account.windows import Window
+from xsp.account.windows import Window, tables
 from xsp.schema import Kind, Level
-from xsp.store.devicework import prepare
 from xsp.store.trace import Trace
 
 BRIDGED_NS = 1_000_000
@@ -46,9 +45,6 @@ class PhaseTimes:
         return length(self.unions[phase]) / count / 1e6 if phase in self.unions else 0.0
 
 
-STATES = (names.WAITING, names.ISSUING, *names.OF_COLLECTIVES)
-
-
 @dataclass
 class HostTimes:
     """Nanoseconds of each recorded iteration by phase, and of each phase in each state."""
@@ -64,6 +60,12 @@ class HostTimes:
     program of one thread."""
 
     phases: PhaseTimes = field(default_factory=lambda: PhaseTimes({}))
+    states: dict[str, Union] = field(default_factory=dict)
+    """When the host was in each state, in any phase."""
+
+    drained_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Time of each iteration that a recorded step waited at its end for the device, as other steps do not."""
+
     models: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Phase → the models that it consists of, each with times of its own; for phases of several models."""
 
@@ -90,16 +92,16 @@ def host_times(
             xsp lasts until then, and the host waits. 0 where there is none.
         collectives: collectives that the host runs itself; None if there are none.
     """
-    prepare(trace)
     threads = _threads(trace, rank, iterations)
     phases = _phases(trace, rank, threads)
     starts = np.array([window.start_ns for window in iterations], np.int64)
     steps = np.array([window.step_ns for window in iterations], np.int64)
     stops = np.array([window.end_ns for window in iterations], np.int64)
-    states = _states(trace, rank, threads, iterations, ends)
+    draining = _draining(trace, rank, iterations, ends)
+    states = _states(trace, rank, threads, draining)
     if collectives is not None and not collectives.on_device:
         states |= _in_collectives(trace, rank, threads, collectives, [*states.values()])
-    times = HostTimes()
+    times = HostTimes(states=states, drained_ns=covered(draining, starts, stops))
     taken: Union = union(*_joined(list(phases.values())))
     models = _models(trace, rank, threads, phases)
     times.models = {phase: tuple(own) for phase, own in models.items()}
@@ -120,7 +122,8 @@ def host_times(
         times.phase_ns[names.OTHER_THREADS] = covered(beside, steps, stops)
         times.beside_ns = covered(beside, starts, steps)
         taken = union(*_joined([taken, beside]))
-    for name, begins, finishes in ((names.BETWEEN, starts, steps), (names.OUTSIDE, steps, stops)):
+    befores = np.array([window.before_end_ns or window.step_ns for window in iterations], np.int64)
+    for name, begins, finishes in ((names.BETWEEN, starts, befores), (names.OUTSIDE, steps, stops)):
         times.phase_ns[name] = np.maximum(0, finishes - begins) - covered(taken, begins, finishes)
         parts[name] = without(union(begins, finishes), taken)
         for state, in_state in states.items():
@@ -320,18 +323,15 @@ def _operators(trace: Trace, where: str, loading: Union) -> Spans:
     return joined
 
 
-def _states(
-    trace: Trace, rank: int, threads: Sequence[tuple[int, int]], iterations: Sequence[Window], ends: Sequence[int]
-) -> dict[str, Union]:
+def _states(trace: Trace, rank: int, threads: Sequence[tuple[int, int]], draining: Union) -> dict[str, Union]:
     """Return when the threads waited for a device, and when they issued work to one."""
     calls = trace.con.execute(
-        f"SELECT start_ns, end_ns, coalesce(waits, false) AS waits FROM runtime_calls "
+        f"SELECT start_ns, end_ns, coalesce(waits, false) AS waits FROM {tables(trace).runtime_calls} "
         f"WHERE rank = ? AND timed IS NOT false AND {_on(threads, 'on_process', 'on_thread')}",
         [rank],
     ).fetchnumpy()
     starts, stops = (np.asarray(calls[name], np.int64) for name in ("start_ns", "end_ns"))
     waits: Any = np.asarray(calls["waits"]).astype(bool)
-    draining = _draining(trace, rank, iterations, ends)
     waiting = union(np.r_[starts[waits], draining[0]], np.r_[stops[waits], draining[1]])
     issuing = union(starts[~waits], stops[~waits])
     issuing = without(issuing, waiting)  # a call that waits inside one that does not, or beside it
@@ -359,15 +359,24 @@ def _in_collectives(
 
 
 def _draining(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> Union:
-    """Return the time from the last span of the host in a recorded step of xsp until its device work ended."""
+    """Return the time from the last span of the program in a recorded step of xsp until its device work ended.
+
+    The last call that synchronises the device in such a step is the one with which xsp waits for this work.
+    """
     empty = np.zeros(0, np.int64)
     if not any(ends):
         return empty, empty
     rows = trace.con.execute(
         f"""
-        SELECT step, max(start_ns + dur_ns) FROM spans
-        WHERE rank = ? AND device IS NULL AND step IS NOT NULL AND timed IS NOT false
-          AND kind NOT IN ('{Kind.STEP}', '{Kind.RUN}', '{Kind.ALLOC}', '{Kind.OVERHEAD}') GROUP BY step
+        WITH host AS (
+            SELECT step, start_ns, start_ns + dur_ns AS end_ns,
+                   kind = '{Kind.SYNC}' AND contains(name, 'DeviceSynchronize') AS is_sync
+            FROM spans WHERE rank = ? AND device IS NULL AND step IS NOT NULL AND timed IS NOT false
+              AND kind NOT IN ('{Kind.STEP}', '{Kind.RUN}', '{Kind.ALLOC}', '{Kind.OVERHEAD}')
+        ), last AS (
+            SELECT *, is_sync AND row_number() OVER (PARTITION BY step ORDER BY end_ns DESC) = 1 AS is_own FROM host
+        )
+        SELECT step, max(end_ns) FROM last WHERE NOT is_own GROUP BY step
         """,
         [rank],
     ).fetchall()

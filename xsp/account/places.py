@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from xsp.account import entries as names
+from xsp.account.between import READS
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import covered
-from xsp.account.windows import Window
+from xsp.account.windows import Window, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -22,9 +23,6 @@ MIN_PLACE_SHARE = 0.25
 
 MOST_SPANS = 20
 """Maximum number of spans of a place."""
-
-READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
-"""Operators with which Python reads a value."""
 
 MIN_FRAME_SHARE = 0.5
 """Least share of a gap that a call must cover to be its place, and largest multiple of the gap that it may take."""
@@ -90,7 +88,7 @@ def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phas
     outermost = _outermost_calls(trace, account.rank, recorded)
     entries = []
     for entry in account.host.entries:
-        if entry.name == names.DRAINING:
+        if entry.name in (names.DRAINING, names.UNLIKE):
             entries.append(entry)
             continue
         models = [child for child in entry.children if child.name.startswith(names.of_model(entry.name, ""))]
@@ -106,9 +104,17 @@ def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phas
         if entry.name in (names.OUTSIDE, names.BETWEEN):
             candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
         if entry.name == names.BETWEEN:
-            candidates.append(_line(trace, account.rank))
+            candidates = [*candidates[:1], _largest_part(entry, whole_ms), _line(trace, account.rank)]
+            if (
+                entry.part(names.NOT_RECORDED) > (entry.ms or 0.0) / 2
+            ):  # then recordings do not tell where most of it is
+                missing = entry.children[0]
+                whole_ms = entry.ms or 0.0
+                candidates = [_Place(missing.place, missing.ms or 0.0, 1.0) if missing.place else None]
+            entry = replace(entry, children=tuple(_with_line(part, trace, account.rank) for part in entry.children))
         place = next((each for each in candidates if each is not None and _is_large(each, entry, whole_ms)), None)
-        place = place or _many(outermost, phases, entry.name, len(recorded))
+        if place is None and entry.part(names.NOT_RECORDED) <= (entry.ms or 0.0) / 2:
+            place = _many(outermost, phases, entry.name, len(recorded))
         if place is None:
             entries.append(entry)
             continue
@@ -130,9 +136,9 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dic
     condition = f"AND step IN ({', '.join(map(str, steps))}) AND coalesce(rung, {rung}) = {rung}" if steps else ""
     table = trace.con.execute(
         f"""
-        SELECT CASE WHEN name IN {READS} THEN '{READING}' ELSE replace(name, '{_NODE}', '') END AS name,
+        SELECT CASE WHEN name IN {READS} THEN '{names.READING}' ELSE replace(name, '{_NODE}', '') END AS name,
                start_ns, start_ns + dur_ns AS end_ns, span_id
-        FROM spans WHERE rank = ? AND level = {int(Level.OP)} AND kind IN ('{Kind.OP}', '{Kind.USER}')
+        FROM {tables(trace).spans} WHERE rank = ? AND level = {int(Level.OP)} AND kind IN ('{Kind.OP}', '{Kind.USER}')
           AND timed IS NOT false {condition}
         QUALIFY end_ns > coalesce(max(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
                                   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
@@ -143,8 +149,6 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dic
 
 
 _NODE = "autograd::engine::evaluate_function: "
-READING = "values read one by one (item)"
-"""Name of the place of operators with which Python reads values."""
 
 
 def _operators(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
@@ -236,6 +240,27 @@ def _frames_of(trace: Trace, rank: int, recorded: Sequence[Window]) -> list[tupl
     ]
 
 
+_NO_PARTS = (names.OUTSIDE_OPERATORS, names.OTHER_OPERATORS, names.NOT_RECORDED)
+"""Parts of the time between steps that are no place: where the program is, its lines tell."""
+
+
+def _largest_part(entry: Entry, whole_ms: float) -> _Place | None:
+    """Return the part of the time between steps that takes most of it; as long as in recordings, see `_on_host`."""
+    part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
+    if part is None or part.name in _NO_PARTS or part.name in names.STATES or not entry.ms:
+        return None
+    factor = max(1.0, whole_ms / entry.ms)
+    return _Place(part.name, (part.ms or 0.0) * factor, part.calls or 1.0, part.spans)
+
+
+def _with_line(part: Entry, trace: Trace, rank: int) -> Entry:
+    """Return a part of the time between steps that is outside operators with the line that takes most of it."""
+    line = _line(trace, rank) if part.name == names.OUTSIDE_OPERATORS else None
+    if line is None or not _is_large(line, part, part.ms or 0.0):
+        return part
+    return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0))
+
+
 def _line(trace: Trace, rank: int) -> _Place | None:
     """Return the line of the program that takes most of the time between steps, if it takes most of it."""
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
@@ -256,7 +281,7 @@ def _module_on_device(trace: Trace, rank: int, device: int, count: int) -> _Plac
         f"""
         WITH work AS (
             SELECT coalesce(layer.type, layer.name) AS type, layer.name, w.dur_ns, w.span_id
-            FROM device_work w JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id
+            FROM {tables(trace).device_work} w JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id
                  AND layer.span_id = w.layer_id AND layer.level = {int(Level.LAYER)}
             WHERE w.rank = ? AND coalesce(w.device, 0) = ?
         )
@@ -285,9 +310,9 @@ def _gap_place(trace: Trace, rank: int, recorded: Sequence[Window], gaps: Sequen
     middle = (longest.start_ns + longest.end_ns) // 2
     rows = trace.con.execute(
         f"""
-        SELECT name, start_ns, start_ns + dur_ns, span_id FROM spans
+        SELECT name, start_ns, start_ns + dur_ns, span_id FROM {tables(trace).spans}
         WHERE rank = ? AND device IS NULL AND coalesce(thread, -1) = ? AND start_ns <= ? AND start_ns + dur_ns > ?
-          AND kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
+          AND kind NOT IN ('{Kind.RUN}', '{Kind.STEP}', '{Kind.BEFORE}', '{Kind.OVERHEAD}', '{Kind.ALLOC}')
         """,
         [rank, longest.thread, middle, middle],
     ).fetchall()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from xsp.account import entries as names
@@ -58,7 +59,7 @@ def parts(side: Side) -> dict[str, float]:
     purposes and the causes of idle time.
     """
     found: dict[str, float] = {}
-    for entry in side.entries:
+    for entry in _with_parts_between(side):
         waits = {name: entry.part(name) for name in _WAITS} if side.device is None else {}
         if entry.name == names.DRAINING:
             found[names.WAITING] = found.get(names.WAITING, 0.0) + (entry.ms or 0.0)
@@ -87,6 +88,22 @@ def lines(account: Iterations, side: Side, most: int = MOST_LINES) -> list[Line]
     if total_ms and abs(rest) >= 1e-3 * total_ms:
         shown.append(("other", rest))
     return [Line(name, ms, 100 * ms / total_ms if total_ms else 0.0) for name, ms in shown]
+
+
+def _with_parts_between(side: Side) -> Iterator[Entry]:
+    """Yield the entries of a side, with the parts of the time between steps as entries of their own.
+
+    Copies to and from a device are not split further: the host that waits for one is busy with it.
+    """
+    for entry in side.entries:
+        if entry.name != names.BETWEEN or {child.name for child in entry.children} <= {names.RUNNING, *names.STATES}:
+            yield entry
+            continue
+        for child in entry.children:
+            is_copy = child.name in (names.TO_DEVICE, names.FROM_DEVICE)
+            has_name = child.name in (names.WAITING, names.NOT_RECORDED)
+            name = child.name if has_name else f"{names.BETWEEN}: {child.name}"
+            yield replace(child, name=name, children=() if is_copy else child.children)
 
 
 _WAITS = (names.WAITING, *names.OF_COLLECTIVES)

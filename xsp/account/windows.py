@@ -2,7 +2,8 @@
 
 An iteration lasts from the end of one step to the end of the next one. In a trace of another profiler the steps follow
 each other. In a run of xsp recorded steps are apart (other steps ran between them, or a service waited for requests),
-and a recorded iteration begins where its collectors were on. A trace without steps is one window.
+and a recorded iteration begins where its collectors were on: at the end of the step before, whose spans are in the
+table `before`, or with the step. A trace without steps is one window.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from xsp.schema import Kind, Level
+from xsp.store.before import IN_BOTH
+from xsp.store.devicework import Tables, launches, tables_of
 from xsp.store.trace import Trace
 
 
@@ -30,6 +33,35 @@ class Window(NamedTuple):
     thread: int | None
     block: int
     """Number of the recording that the iteration belongs to: iterations that follow each other have the same one."""
+
+    before_end_ns: int | None = None
+    """End of what was recorded from `start_ns` on before the step, after which xsp prepared it; None without that."""
+
+    @property
+    def has_before(self) -> bool:
+        """Whether what the program did between the step before and this one was recorded."""
+        return self.before_end_ns is not None
+
+
+ITERATION_SPANS = "iteration_spans"
+"""Name of the view of the spans of whole iterations, of steps and before them."""
+
+
+def tables(trace: Trace) -> Tables:
+    """Return the names of the tables of whole iterations, and make them: of spans, device work, calls and launches."""
+
+    def make() -> Tables:
+        if not trace.con.execute("SELECT 1 FROM before LIMIT 1").fetchall():
+            launches(trace)
+            return tables_of()
+        trace.con.execute(
+            f"CREATE OR REPLACE TEMP VIEW {ITERATION_SPANS} AS "
+            f"FROM spans UNION ALL BY NAME SELECT * FROM before WHERE NOT {IN_BOTH}"
+        )
+        launches(trace, ITERATION_SPANS)
+        return tables_of(ITERATION_SPANS)
+
+    return trace.cached("tables of whole iterations", make)
 
 
 def windows(trace: Trace) -> list[Window]:
@@ -54,14 +86,19 @@ def windows(trace: Trace) -> list[Window]:
             SELECT rank, trace_id, step, min(start_ns) AS first_ns FROM spans
             WHERE timed IS NOT false AND device IS NULL AND step IS NOT NULL AND level > {int(Level.APPLICATION)}
             GROUP BY ALL
+        ), opened AS (
+            SELECT rank, trace_id, step, min(start_ns) AS opened_ns, max(start_ns + dur_ns) AS before_end_ns
+            FROM before WHERE kind = '{Kind.BEFORE}' GROUP BY ALL
         )
-        SELECT rank, step, start_ns, end_ns, rung, process, thread, least(start_ns, first_ns)
-        FROM most LEFT JOIN recorded USING (rank, trace_id, step) ORDER BY rank, start_ns
+        SELECT rank, step, start_ns, end_ns, rung, process, thread,
+               least(start_ns, coalesce(opened_ns, first_ns)), before_end_ns
+        FROM most LEFT JOIN recorded USING (rank, trace_id, step) LEFT JOIN opened USING (rank, trace_id, step)
+        ORDER BY rank, start_ns
         """
     ).fetchall()
     is_apart = trace.run.imported is None
     found: list[Window] = []
-    for rank, step, start_ns, end_ns, rung, process, thread, first_ns in rows:
+    for rank, step, start_ns, end_ns, rung, process, thread, first_ns, before_end_ns in rows:
         last = found[-1] if found and found[-1].rank == rank else None
         follows = last is not None and not is_apart and (step is None or last.step is None or step == last.step + 1)
         if last is not None and start_ns < last.end_ns:
@@ -70,7 +107,7 @@ def windows(trace: Trace) -> list[Window]:
         if last is not None:
             begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
         block = (last.block + (not follows)) if last is not None else 0
-        found.append(Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block))
+        found.append(Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns))
     return found or _whole(trace)
 
 

@@ -7,7 +7,19 @@ from collections.abc import Iterator
 
 from xsp import account
 from xsp.account import Entry, Iterations
-from xsp.account.entries import BARE, BETWEEN, DATA, RECORDED
+from xsp.account.entries import (
+    BARE,
+    BETWEEN,
+    DATA,
+    FROM_DEVICE,
+    NOT_RECORDED,
+    OTHER_OPERATORS,
+    OUTSIDE_OPERATORS,
+    READING,
+    RECORDED,
+    RUNNING,
+    TO_DEVICE,
+)
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
@@ -97,11 +109,16 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     whole = ms_text(main.time.ms)
     text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
     text += exception(context, BETWEEN)
+    largest = _largest_part(context)
+    if largest is not None:
+        text += f"; {ms_text(largest.ms)} of them are {largest.name}"
     do = (
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if context.required_trace.has(Level.KERNEL):
+    if largest is not None and largest.name in _REMEDIES:
+        do = _REMEDIES[largest.name]
+    elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
             "(pin_memory=True, non_blocking=True), and so do metrics that are read; " + do
@@ -123,6 +140,25 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         do,
         entry=BETWEEN,
     )
+
+
+_REMEDIES = {
+    TO_DEVICE: "pin_memory=True in the DataLoader and .to(device, non_blocking=True): the host does not wait for it",
+    FROM_DEVICE: "copy results less often or fewer of them, reduce them on the device first, or copy to pinned memory "
+    "with non_blocking=True",
+    READING: "read values less often, and together: each read waits for the device",
+}
+
+
+def _largest_part(context: AdviceContext) -> Entry | None:
+    """Return the part of the time between steps that takes most of it, if recordings show it."""
+    job = account.of(context.required_trace).job
+    entry = job.host[BETWEEN] if job is not None else None
+    if entry is None or not entry.ms:
+        return None
+    part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
+    is_known = part is not None and part.name not in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING)
+    return part if is_known and part is not None and (part.ms or 0.0) >= MIN_LINE_SHARE * entry.ms else None
 
 
 MIN_LINE_SHARE = 0.5

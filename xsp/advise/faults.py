@@ -87,7 +87,9 @@ def page_faults(context: AdviceContext) -> Iterator[Advice]:
         raise CoveredElsewhere("other profilers do not count page faults")
     usage = usage_of(context)
     if usage is None:
-        raise AnalysisError("the run did not count page faults: an older xsp made it, or fewer than two steps ran bare")
+        raise AnalysisError(
+            "the run did not count page faults: an older xsp made it, or fewer than two steps were unrecorded"
+        )
     step_ms = calls.step_ms(context)
     gain, threads = _gain(context, usage), _threads(trace)
     percent = 100 * gain.value / step_ms

@@ -152,7 +152,7 @@ def _reason_without_energy(trace: Trace) -> str | None:
     period_ms = best.counter.period_ns / 1e6
     return (
         f"the energy counter of device {best.device} changes every {period_ms:.0f} ms; "
-        f"{best.stretches} of the {MIN_STRETCHES} necessary stretches of usual steps without recording were long "
+        f"{best.stretches} of the {MIN_STRETCHES} necessary bursts of usual steps without recording were long "
         "enough for two changes. Run more steps, and record fewer of them (--budget 1%), or use a larger batch"
     )
 
@@ -172,14 +172,14 @@ def _reason_without_counter(trace: Trace) -> str | None:
 def energy_of_steps(trace: Trace) -> Table:
     """The energy of each device in an iteration of the program, from the device's counter while no step was recorded.
 
-    `watts` is the mean power between the first and the last change of the counter in stretches of steps that ran
+    `watts` is the mean power between the first and the last change of the counter in bursts of steps that ran
     without recording; `joules` is this power times `iteration_ms` of `loop`. The intervals contain the differences
-    between stretches and the error of the counter's period, those of `joules` also the interval of the iteration. They
+    between bursts and the error of the counter's period, those of `joules` also the interval of the iteration. They
     do not contain the error of the device's sensor. A device uses energy even when it waits: `lowest_watts` is the
     lowest reading of its power in the whole run. `updates` is the number of changes of the counter that the figures
     come from, `update_ms` the time between two changes. `throttled` names the reasons for lower clocks in this time,
     `other_processes` is the largest number of other processes on the device then; both are null if they were not
-    sampled. Figures of a device are null if it has fewer than three such stretches. If a rank has several devices, the
+    sampled. Figures of a device are null if it has fewer than three such bursts. If a rank has several devices, the
     row with a null `device` is their sum, its interval the sum of theirs.
 
     Energy by layer is refused: an update of the counter (every 100 ms on an H200) covers many layers, and all steps

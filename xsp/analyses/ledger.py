@@ -31,7 +31,7 @@ _COLUMNS = {
 
 @analysis("ledger", "Overhead ledger", Level.MODEL)
 def ledger(trace: Trace) -> Table:
-    """The overhead of each rung: what it adds to a step, with its interval, per span, and compared to the calibration.
+    """The overhead of each level set: what it adds to a step, per span, and against the calibration.
 
     `deepest` is the level that the steps of a row record in addition to those of the row before; `rung` is the set of
     recorded levels, see docs/understand/concepts.md. `added_percent` is a percentage of the step in the first row.

@@ -46,7 +46,7 @@ def program_loop(trace: Trace) -> Table:
     is a percentage of the wall time of the whole loop, `steps` the number of all steps that ran, `low_ms` and `high_ms`
     the confidence interval of the iteration. A distributed program has a row per rank, and one for the job, whose
     throughput is that of all ranks together. `samples_from` is the source of the number of samples: stated, the first
-    dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: steady steps
+    dimension of the step's one input, or a guess from several calls. `figures_from` names the steps used: `steady`
     ran as if nothing were recorded. Times are null if no step ran without recording, or only short steps right after
     recorded ones, which may take twice as long. Times and waits are entries of the account; `between_ms` is null where
     no such time was measured. `page_faults` is the number of page faults per iteration without disk

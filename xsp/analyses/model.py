@@ -43,11 +43,11 @@ _COLUMNS = {
 def model_information(trace: Trace) -> Table:
     """Latency and throughput per batch size, of a step and of the loop that it runs in.
 
-    Latency (trimmed mean, its confidence interval, percentiles) comes from steady steps that were not recorded; rows of
+    Latency (trimmed mean, its confidence interval, percentiles) comes from undisturbed unrecorded steps; rows of
     the loop that represent several steps weigh as much as these. If there are too few, or a device still works after
-    the host's step has ended, it comes from steps with the model level only. For steps below 3 ms it comes from bare
-    steps soon after a recorded one, which may take twice as long as others: the lower end of the interval is then
-    halved, and `health` reports it.
+    the host's step has ended, it comes from steps with the model level only. For steps below 3 ms it comes from
+    unrecorded steps soon after a recorded one, which may take twice as long as others: the lower end of the interval
+    is then halved, and `health` reports it.
     `samples_per_s` is batch size over latency, the throughput of the step alone. `loop_ms` is the time of an iteration
     as the program ran, including waiting for data and other time between steps (see `loop`); `loop_samples_per_s` is
     its throughput. Throughput is null if the batch size is unknown. The figures of the loop are null if there are only

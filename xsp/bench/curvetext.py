@@ -170,7 +170,7 @@ def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
     drift = max((curve.canary for curve in curves if curve.canary is not None), default=1.0)
     if drift >= DISTURBED:
         caveats.append(
-            f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again on a quiet machine"
+            f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again on an idle machine"
         )
     reasons: dict[str, int] = {}
     for curve in curves:

@@ -81,7 +81,7 @@ def _waterfall(bound: Bound) -> list[sections.Part]:
         notes.append(f"These are the {len(largest)} of {len(bars):,} layers with the largest differences.")
     if len(bars) < len(bound.layers):
         skipped = f"{len(bound.layers) - len(bars):,} of {len(bound.layers):,} layers"
-        notes.append(f"{skipped} have no bar: all of their calls have a figure on one rung at most.")
+        notes.append(f"{skipped} have no bar: all of their calls have a figure in one estimate at most.")
     return [*parts, *([Text(" ".join(notes))] if notes else [])]
 
 
@@ -144,7 +144,7 @@ def _path(bound: Bound, rung: Rung | None) -> str:
     assert total.sequential is not None
     return (
         f"The longest path through the data flow has {len(total.path):,} of {sum(bound.is_computing):,} calls, and "
-        f"takes {total.parallel / 1e6:.3g} ms of {total.sequential / 1e6:.3g} ms by the times of the rung "
+        f"takes {total.parallel / 1e6:.3g} ms of {total.sequential / 1e6:.3g} ms by the times of the estimate "
         f"{NAMES[rung]}."
     )
 
@@ -156,4 +156,4 @@ def _summary(bound: Bound) -> str:
     sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
     doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
     sentence += f" All figures are {bound.scope}; fused calls can take less."
-    return sentence + (f" Missing rungs: {absent}." if absent else "") + doubts
+    return sentence + (f" Missing estimates: {absent}." if absent else "") + doubts

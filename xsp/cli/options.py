@@ -102,7 +102,9 @@ def add_advice_option(parser: argparse.ArgumentParser) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that records some steps of a long run."""
     group = parser.add_argument_group("long runs")
-    group.add_argument("--every", type=int, metavar="N", help="record one step in N on average; the others run bare")
+    group.add_argument(
+        "--every", type=int, metavar="N", help="record one step in N on average; the others run unrecorded"
+    )
     group.add_argument(
         "--budget",
         metavar="SHARE",

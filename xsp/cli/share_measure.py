@@ -2,7 +2,7 @@
 
 Fresh processes take turns: `safetensors.torch.load_file`, which maps the file, `torch.load`, and `xsp.share.attach`.
 It compares the time of loading and of the first call, and memory by the number of processes, with a store of its own.
-It takes some minutes on a quiet machine, and ends as soon as the answer is known.
+It takes some minutes on an idle machine, and ends as soon as the answer is known.
 
 examples:
   xsp share measure torchvision:resnet50                           weights from a seed

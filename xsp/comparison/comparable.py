@@ -97,7 +97,7 @@ def _facts(trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "levels seen", [level.name.lower() for level in Level if trace.has(level)]
     recorded = [rung for rung in trace.rungs if rung.level > Level.APPLICATION]
     yield "recorded in steps", [depth(rung.level) for rung in recorded]
-    yield "bare steps", sum(rung.steps for rung in trace.rungs if rung not in recorded)
+    yield "unrecorded steps", sum(rung.steps for rung in trace.rungs if rung not in recorded)
     yield "timed steps", sum(rung.steps for rung in recorded)
     yield "finished", run.finished
     yield "collectors", run.collectors if "collectors" in run else None

@@ -34,7 +34,9 @@ def _compliance(budget: Budget, asked_percent: float) -> Finding:
     text += f"the budget is {asked_percent:g} %"
     if spent <= asked_percent:
         return Finding(Severity.GOOD, "budget", text)
-    text += ": the first steps of each rung cost more than the budget allowed so far; run more steps or fewer levels"
+    text += (
+        ": the first steps of each level set cost more than the budget allowed so far; run more steps or fewer levels"
+    )
     return Finding(Severity.WARNING if low > asked_percent else Severity.NOTE, "budget", text)
 
 

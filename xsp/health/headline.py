@@ -97,8 +97,8 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
         text = f"few undisturbed steps: the loop's figures are from steps {place}, which may be slow; run more steps"
         if not iteration.is_known:
             text = (
-                f"all bare steps are short and ran {place}, so they may take twice as long: the loop time is unknown, "
-                "and A1's latency may be up to twice that of the step; run more steps"
+                f"all unrecorded steps are short and ran {place}, so they may take twice as long: the loop time is "
+                "unknown, and A1's latency may be up to twice that of the step; run more steps"
             )
         is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
@@ -279,6 +279,6 @@ def _slowed_steps(trace: Trace) -> Iterator[Finding]:
     if recorded.added_interval is not None and recorded.added_interval.low > MIN_EXCESS * bare.step_ns:
         text = (
             f"a step with {depth(recorded.level)} recorded takes {recorded.step_ns / bare.step_ns:.2f} times as "
-            "long as a bare step: times inside it are not those of the program without profiling"
+            "long as an unrecorded step: times inside it are not those of the program without profiling"
         )
         yield Finding(Severity.WARNING, "short steps", text, "B")

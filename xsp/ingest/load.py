@@ -259,6 +259,11 @@ def _load_files(
         _create_sequence_view(con, files, offsets, stored_columns, same_columns)
     else:
         _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
+        earlier = [file for folder in folders for file in rundir.befores(folder)] if location.is_dir() else []
+        if earlier:
+            rundir.check_inside(location, earlier)
+            columns = set(table.check_parquet(con, earlier[0], COLUMNS, is_intact=False))
+            _create_view(con, "before", earlier, columns, COLUMNS)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         layers.fill(con, "with_layers")

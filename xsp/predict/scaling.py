@@ -16,7 +16,7 @@ from xsp.predict.training import NO_LINK, Job, Work
 
 LIMITS = (
     "Nothing was measured on several ranks: the step of one rank is combined with the stated constants of a link.",
-    "Assumed: collectives do not slow down computation that they overlap with; all ranks are connected alike.",
+    "Assumed: collectives do not slow down computation that they overlap with; all ranks have equal links.",
 )
 
 

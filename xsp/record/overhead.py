@@ -74,7 +74,8 @@ class RungAccount:
         """Extra time of warm-up and describing steps, summed individually because they all differ."""
 
         self.between_ns = 0
-        self.steps = 0
+        self.steps = self.windows = 0
+        self._window_differences: deque[float] = deque(maxlen=KEPT_DIFFERENCES)
         self._costs: deque[float] = deque(maxlen=RECENT_COSTS)
 
     def add(self, turn: Turn, difference_ns: float | None, between_ns: int) -> None:
@@ -87,7 +88,17 @@ class RungAccount:
         if difference_ns is not None:
             self.add_difference(turn, difference_ns)
         if not turn.describe:
-            self._costs.append(max(0.0, difference_ns or 0.0) + between_ns)
+            self._costs.append(max(0.0, difference_ns or 0.0) + between_ns + self.ns_in_window)
+
+    def add_window(self, difference_ns: float) -> None:
+        """Count a step of which collectors were on before it began, with the extra time of the program then."""
+        self.windows += 1
+        self._window_differences.append(difference_ns)
+
+    @property
+    def ns_in_window(self) -> float:
+        """Extra time of the program before a step while collectors are on: the median, as a rare save is no cost."""
+        return max(0.0, stats.percentile(self._window_differences, 0.5)) if self._window_differences else 0.0
 
     def add_difference(self, turn: Turn, difference_ns: float) -> None:
         """Add the extra time of one step over a bare one."""
@@ -99,7 +110,12 @@ class RungAccount:
     @property
     def spent_ns(self) -> float:
         """Total cost of the steps in nanoseconds."""
-        return self.timed_differences.total_ns + self.untimed_ns + self.between_ns
+        return self.inside_ns + self.between_ns
+
+    @property
+    def inside_ns(self) -> float:
+        """Part of it that collectors add while the program runs."""
+        return self.timed_differences.total_ns + self.untimed_ns + self.windows * self.ns_in_window
 
     @property
     def cost_ns(self) -> float | None:
@@ -113,6 +129,9 @@ class BareSteps:
     def __init__(self) -> None:
         self.undisturbed: deque[int] = deque(maxlen=NEARBY_STEPS)
         self.disturbed: deque[int] = deque(maxlen=NEARBY_STEPS)
+        self.gaps: deque[int] = deque(maxlen=NEARBY_STEPS)
+        """Time of the program before the latest ones."""
+
         self.pending: list[tuple[Turn, int]] = []
         """Steps that were recorded before the first bare one, with their durations."""
 
@@ -194,7 +213,8 @@ class Account:
         return account.cost_ns if account is not None else None
 
     def add(
-        self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False, kind: int = 0
+        self, turn: Turn, dur_ns: int, before_ns: int, end_ns: int, is_disturbed: bool = False, kind: int = 0,
+        gap_ns: int = 0, has_window: bool = False,
     ) -> None:  # fmt: skip
         """Count a step.
 
@@ -205,13 +225,21 @@ class Account:
             end_ns: reading of the monotonic clock at its end; the time since then was spent by xsp.
             is_disturbed: whether another step was being stored meanwhile.
             kind: number of its kind.
+            gap_ns: time of the program before it, without waits.
+            has_window: whether collectors were on then.
         """
         self.steps += 1
+        bare = self._bare_by_kind[kind]
         if turn.is_bare:
-            self._add_bare(dur_ns, is_disturbed, self._bare_by_kind[kind])
+            bare.gaps.append(gap_ns)
+        elif has_window and bare.gaps:
+            rung = self.rungs.setdefault(int(turn.rung), RungAccount())
+            rung.add_window(gap_ns - stats.percentile(bare.gaps, 0.5))
+        if turn.is_bare:
+            self._add_bare(dur_ns, is_disturbed, bare)
             self._add_between(before_ns + monotonic_ns() - end_ns)
         else:
-            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, self._bare_by_kind[kind])
+            self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, bare)
         self._follows_recorded = not turn.is_bare
 
     def add_bare_stretch(self, steps: int, steps_ns: int, waited_ns: int) -> None:
@@ -316,7 +344,7 @@ class Account:
             "waited_ns": self.waited_ns,
             "wall_ns": monotonic_ns() - self.began_ns,
             "spent_ns": round(self.spent_ns),
-            "inside_ns": round(sum(rung.timed_differences.total_ns + rung.untimed_ns for rung in self.rungs.values())),
+            "inside_ns": round(sum(rung.inside_ns for rung in self.rungs.values())),
             "around_ns": self._between_ns + sum(rung.between_ns for rung in self.rungs.values()),
             "after_ns": round(self._after_recording.total_ns + self._while_storing.total_ns),
             "start_ns": self.start_ns,

@@ -64,6 +64,7 @@ class _StretchStep:
     ) -> None:
         self.is_inside = False
         self._quiet.on_step_end()
+        self._quiet.end_if_last()
 
 
 class StepsBetween(Protocol):
@@ -87,6 +88,9 @@ class StepsBetween(Protocol):
     @property
     def rank(self) -> int:
         """Number of this process in its job."""
+
+    def plan_after_stretch(self) -> None:
+        """Choose the turn of the next step."""
 
 
 class Quiet:
@@ -139,6 +143,11 @@ class Quiet:
     def has_begun(self) -> bool:
         """Whether a stretch has begun that was not counted yet."""
         return self._count > 0
+
+    @property
+    def leaves_no_gap(self) -> bool:
+        """Whether a step begins where the last one ends, so that nothing runs in between."""
+        return self.is_gapless or self.by_mark
 
     def is_of_another_thread(self) -> bool:
         """Return whether a stretch of another thread than the current one has begun."""
@@ -204,6 +213,7 @@ class Quiet:
             self._pass_step(monotonic_ns())
             if not self.remaining:
                 self.end()
+                self._steps.plan_after_stretch()
 
     def on_mark(self) -> None:
         """Handle a mark of the program at the end of a step in a stretch, or of the step that broke it off."""
@@ -222,6 +232,12 @@ class Quiet:
             self._pass_step(now_ns)
         else:
             self._count_other(self._other_start_ns, now_ns)
+
+    def end_if_last(self) -> None:
+        """End the stretch after the last step that the program delimits, so that the next one can be planned."""
+        if self.has_begun and not self.remaining and not self.by_mark:
+            self.end()
+            self._steps.plan_after_stretch()
 
     def _pass_step(self, now_ns: int) -> None:
         if self._is_long:

@@ -148,6 +148,7 @@ class Schedule:
         self._gaps = self._gap_range(self.every)
         self._gap = self._draw_gap()
         self._warmup_done = 0
+        self._last_is_steady = False
         self._bare_steps = self._steady_steps = self._ended_steps = 0
         self._steps_since_storing = self._ns_since_storing = 0  # bare steps since anything was stored, and their time
         self._plans: dict[int | None, Plan] = {}
@@ -202,9 +203,15 @@ class Schedule:
         return turn
 
     def _run_bare(self) -> Turn:
-        self._steady_steps += self.is_steady
+        self._last_is_steady = self.is_steady
+        self._steady_steps += self._last_is_steady
         self._bare_steps += 1
         return SETTLE
+
+    def undo_bare(self) -> None:
+        """Take the last turn back, which was bare: the step that begins is of another kind than expected."""
+        self._steady_steps -= self._last_is_steady
+        self._bare_steps -= 1
 
     def _plan(self, kind: int | None) -> Plan:
         plan = self._plans.get(kind)

@@ -217,7 +217,7 @@ class profile:
         collecting.open(self._steps.listener(listener), self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
-        processes.call_in_children(_forget)
+        processes.call_in_children(_forget, before=_close_window)
         _active = self
         blocks.activate(self._steps.blocks)
         self._steps.progress.begin(self.out)
@@ -276,6 +276,7 @@ class profile:
         elif steps.open is not None:
             steps.collecting.note("xsp", f"step {steps.open.number} was not closed; it ended with the block")
             steps.open.close(UNCLOSED)
+        steps.drop_window()
         steps.between.end()
         steps.progress.end()
         steps.storing.wait(counts_cost=True)
@@ -404,7 +405,7 @@ class profile:
             reason = f"{steps.step_count} ran, so few or so short that {percent:g} % of their time does not pay for one"
             return f"{reason}: use a {remedy}"
         if steps.step_count and not self.schedule.warmup:
-            settle_reason = f"{steps.step_count} ran, so short that all of them served to settle"
+            settle_reason = f"{steps.step_count} ran, so short that all of them passed before one could be recorded"
             return f"{settle_reason}; run more, or set settle=0"
         if steps.step_count:
             warmup_reason = f"{steps.step_count} ran, the first {self.schedule.warmup} of them to warm up"
@@ -460,6 +461,12 @@ def _devices() -> list[str]:
         return device.device_uuids()
     except Exception:  # a failed device must fail in the program, not here; the environment lists devices as well
         return []
+
+
+def _close_window() -> None:
+    """Switch the collectors off before a fork between steps: the child would record without an end."""
+    if _active is not None and _active._steps.window is not None:
+        _active._steps.drop_window()
 
 
 def _forget() -> None:

@@ -69,7 +69,7 @@ class Settings:
             object.__setattr__(self, "batch_size", sample_count(self.batch_size))
         if self.only is not None and self.only not in rungs:
             names = ", ".join(map(rung_name, rungs))
-            raise UsageError(f"{self.only.name} is not among the rungs {names}; name one of them")
+            raise UsageError(f"{self.only.name} is not among the level sets {names}; name one of them")
 
     @property
     def rungs(self) -> tuple[Level, ...]:

@@ -16,6 +16,7 @@ from xsp.record import blocks
 from xsp.record.beside import BesideStep
 from xsp.record.loop import UNKNOWN, Status
 from xsp.record.schedule import Turn
+from xsp.record.window import Window
 from xsp.schema import Kind, Level, Span
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class Step:
     own_ns = 0
     """Nanoseconds of xsp between the steps."""
 
+    gap_ns = 0
+    """Nanoseconds of the program between the steps, without waits for data and devices."""
+
     beside_ns = 0
     """Nanoseconds since the last step of its thread in which others ran steps, while steps of threads overlap."""
 
@@ -74,9 +78,12 @@ class Step:
         self._steps = steps
         self._recording = False
         self._beside: BesideStep | None = None
+        self._window: Window | None = None
+        """The window that was open when it began."""
 
     def __enter__(self) -> Step:
-        entered_ns, steps = clock.monotonic_ns(), self._steps
+        self._entered_ns = entered_ns = clock.monotonic_ns()
+        steps = self._steps
         self.was_entered = True
         if steps.quiet.is_of_another_thread():
             self._beside = BesideStep(steps, self.batch_size, self._by_call, entered_ns)
@@ -100,6 +107,7 @@ class Step:
             gap = steps.threads.begin(thread, entered_ns)
             if gap is not None:
                 self.waited_ns, self.beside_ns = gap
+            self.gap_ns = max(0, self.waited_ns - steps.waited_ns)
             wait_ns = steps.storing.poll()
             entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
             self.is_disturbed = steps.storing.is_underway
@@ -108,8 +116,10 @@ class Step:
             steps.thread = steps.outline.thread = thread
             self.turn = steps.next_turn(self._by_call)
             self._active = []
+            self._window, steps.window = steps.window, None
             if not self.turn.is_bare:
-                entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
+                if self._window is None:
+                    entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
                 self._active = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin
             steps.threads.end(self.thread, clock.monotonic_ns())
@@ -129,12 +139,15 @@ class Step:
         began_ns = clock.monotonic_ns()
         self._steps.collecting.settle(self._steps.collecting.collectors)
         ended_ns = clock.monotonic_ns()
-        wait_ns, (last, continued_ns) = ended_ns - began_ns, self._steps.last_recorded
+        self._count_drain(ended_ns - began_ns, ended_ns)
+        return ended_ns - began_ns
+
+    def _count_drain(self, wait_ns: int, ended_ns: int) -> None:
+        last, continued_ns = self._steps.last_recorded
         if self.waited_ns != UNKNOWN:
             self.waited_ns += wait_ns
         if continued_ns:
             self._steps.account.add_burst(self.number - last - 1, ended_ns - continued_ns, wait_ns)
-        return wait_ns
 
     def _switch_on(self) -> list[Collector]:
         """Open the step's span, and switch on the collectors of its turn."""
@@ -143,6 +156,10 @@ class Step:
         self._parent_id = caller.span_id if caller else None
         self.span_id = os.urandom(8).hex()
         blocks.enter(self.span_id)
+        if self._window is not None:
+            self._count_drain(self._window.wait_ns, self._window.idle_ns)
+            self.anchor = self._window.anchor
+            return self._window.adopt()
         collectors = self._steps.collecting.start(self.turn.rung, self.turn.describe)
         self.anchor = self._steps.clock.anchor()
         return collectors
@@ -179,6 +196,16 @@ class Step:
             steps.threads.end(self.thread, self.end_ns)
             self._recording, steps.open, steps.outline.thread = False, None, None
             steps.release(self, status != UNCLOSED)
+
+    @property
+    def has_window(self) -> bool:
+        """Whether collectors were on before it began."""
+        return self._window is not None
+
+    @property
+    def opening_ns(self) -> int:
+        """Nanoseconds that xsp took to switch them on."""
+        return self._window.opening_ns if self._window is not None else 0
 
     @property
     def is_open(self) -> bool:
@@ -232,7 +259,12 @@ class Step:
         else:
             steps.store(self, samples)
 
-    def span(self, name: str, batch_size: int | None) -> Span:
+    def spans(self, name: str, batch_size: int | None) -> list[Span]:
+        """Return its own span, and that of the time before it if its window was open then."""
+        own = self._span(name, batch_size)
+        return [own] if self._window is None else [own, self._window.span(self.thread, self._entered_ns)]
+
+    def _span(self, name: str, batch_size: int | None) -> Span:
         """Return the step's own span, the root of its trace."""
         return clock.on_epoch(
             Span(

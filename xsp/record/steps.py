@@ -24,9 +24,10 @@ from xsp.record.loop import UNKNOWN, Loop, Usage
 from xsp.record.overhead import Account
 from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
-from xsp.record.schedule import NEW, Schedule, Turn
+from xsp.record.schedule import NEW, SETTLE, Schedule, Turn
 from xsp.record.storing import Storing
 from xsp.record.threads import Threads
+from xsp.record.window import Planned, Window, can_open
 
 if TYPE_CHECKING:
     from xsp.record.step import Step
@@ -69,6 +70,12 @@ class Steps:
 
         self.after_ns = self.waited_ns = 0
         """Nanoseconds that xsp took after the last step, and that the program has waited for data since."""
+
+        self.planned: Planned | None = None
+        """The turn of the next step, if it was chosen at the end of the last one."""
+
+        self.window: Window | None = None
+        """The collectors of the next step, if they are on already."""
 
         self.last_recorded = (0, 0)
         """Number of the last recorded step, and when the program continued after it; zeros before the first."""
@@ -129,7 +136,7 @@ class Steps:
     def is_recording(self) -> bool:
         """Whether a step is being recorded now."""
         step = self.open
-        return step is not None and not step.turn.is_bare
+        return self.window is not None or (step is not None and not step.turn.is_bare)
 
     def reject(self) -> None:
         """Drop a step that was admitted and did not begin."""
@@ -146,7 +153,54 @@ class Steps:
         kind = self.kinds.expected_kind(first_word)
         if kind is None and first_word is not None and self.kinds.all:
             kind = NEW
-        return self.schedule.next(kind)
+        planned, self.planned = self.planned, None
+        if planned is None:
+            return self.schedule.next(kind)
+        if planned.turn.is_bare:
+            if first_word is None or kind == planned.kind:
+                return planned.turn
+            self.schedule.undo_bare()
+            return self.schedule.next(kind)
+        if kind == NEW:  # slower than the next of its kind
+            self.planned = planned
+            if self.window is not None:
+                self.window.drop()
+            else:
+                self.schedule.take_back(planned.turn)
+            self.planned = None
+            return SETTLE
+        return planned.turn
+
+    def plan_after_stretch(self) -> None:
+        """Choose the turn of the step after a stretch, which held no lock, at its end."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._plan()
+            finally:
+                self.lock.release()
+
+    def _plan(self) -> None:
+        """Choose the turn of the next step, at the end of the last one, and open its window if it will be recorded."""
+        if self.quiet.has_begun or self.quiet.leaves_no_gap or not self.threads.is_one or self.thread is None:
+            return
+        since_ns, began_ns, wait_ns = self.continued_ns - self.after_ns, clock.monotonic_ns(), 0
+        kind = self.kinds.expected_kind()
+        turn = self.schedule.next(NEW if kind is None else kind)
+        self.planned = Planned(turn, kind)
+        if can_open(self.collecting, turn):
+            self.window = Window(self, turn)
+            wait_ns = self.window.wait_ns
+        self.continued_ns = clock.monotonic_ns()
+        self.after_ns = self.continued_ns - since_ns - wait_ns
+        self.threads.go_on(self.thread, self.continued_ns)
+        if self.window is None:  # else it is a cost of the recorded step
+            self.account.spend(self.continued_ns - began_ns)
+
+    def drop_window(self) -> None:
+        """Close the window of a step that will not come."""
+        if self.window is not None:
+            self.window.drop()
+        self.planned = None
 
     def caller(self) -> identity.Caller | None:
         """Return the parent span of a step: the program's own, or the run's, if its trace is shared; else None."""
@@ -189,7 +243,7 @@ class Steps:
         if samples is None:
             samples = next((row.batch_size for row in rows if row.batch_size is not None), None)
         common = self._common(trace_id=step.trace_id, step=step.number, rung=int(step.turn.rung), timed=step.turn.timed)
-        rows = [step.span(self.name, samples), *rows]
+        rows = [*step.spans(self.name, samples), *rows]
         self.storing.begin(step.number, rows, common, self.loop.take(), step.anchor.offset_ns)
 
     def store_rest(self) -> None:
@@ -224,8 +278,9 @@ class Steps:
             if is_counted:
                 self.account.waited_ns += max(0, step.waited_ns)
                 self.account.add(
-                    step.turn, end_ns - step.start_ns, step.before_ns, end_ns + display_ns, step.is_disturbed, step.kind
-                )
+                    step.turn, end_ns - step.start_ns, step.before_ns + step.opening_ns, end_ns + display_ns,
+                    step.is_disturbed, step.kind, step.gap_ns, step.has_window,
+                )  # fmt: skip
         finally:
             try:
                 if not step.turn.is_bare:
@@ -237,6 +292,8 @@ class Steps:
                 self.threads.go_on(step.thread, self.continued_ns)
                 if step.turn.is_bare:
                     self.quiet.begin()
+                if is_counted and step.turn.is_bare:  # else lines are traced until the next step
+                    self._plan()
             finally:
                 self.lock.release()
 

@@ -49,7 +49,13 @@ def _loop(answers: Answers, models: Sequence[Row]) -> list[Figure]:
     if row is None or row["iteration_ms"] is None:
         return []
     if models and all(model.get("loop_ms") is None for model in models):
-        return [("an iteration of the loop", "–", "only short steps soon after recorded ones ran bare; run more steps")]
+        return [
+            (
+                "an iteration of the loop",
+                "–",
+                "all unrecorded steps are short and ran soon after recorded ones; run more steps",
+            )
+        ]
     iteration_ms, basis = row["iteration_ms"], BASES[FIGURE_SOURCES.index(row["figures_from"])]
     scope = "" if row["scope"] == "program" else f" of the {row['scope']}"
     figures = [

@@ -29,7 +29,7 @@ TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint
 RUNG_TABLES = {"alike", "alike_spans"}
 """Tables that `xsp.store.merge` derives from the steps of a run, in addition to its spans."""
 
-NO_RUNGS = "this asks what the rungs of a run say, which Spark does not compare; omit --engine"
+NO_RUNGS = "this compares the level sets of a run, which Spark does not do; omit --engine"
 
 NO_LOOP = "this asks the program's loop, which Spark does not read; omit --engine"
 

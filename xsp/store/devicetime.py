@@ -9,6 +9,9 @@ and so does a single step that runs alone. Their difference is the time of the o
     (time of a burst of n steps - time of a step alone) / (n - 1)
 
 The host's own time decides where the device did not lag behind at the end of a burst.
+
+Collectors of a recorded step may be on before it begins (see `xsp.record.window`). Then the device was idle when they
+were switched on: the burst ends there, and the iteration of the step alone lasts from there to the end of the step.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from typing import NamedTuple
 
 import duckdb
 
-from xsp import stats
-from xsp.schema import Level
+from xsp import stats, table
+from xsp.schema import Kind, Level
 
 BARE = int(Level.APPLICATION)
 
@@ -40,6 +43,8 @@ class LoopRow(NamedTuple):
     dur_ns: int
     before_ns: int | None
     own_ns: int
+    window_ns: int | None = None
+    """Part of `before_ns` in which collectors were on; None if they were switched on with the step."""
 
     @property
     def end_ns(self) -> int:
@@ -87,11 +92,16 @@ def paces(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], DevicePace]:
     """Return the iterations at the pace of the device, by rank and kind; kinds with too few of them are left out.
 
     Args:
-        con: holds `loop`.
+        con: holds `loop`, and `before` if anything was recorded before steps.
     """
+    windows = "SELECT NULL::INTEGER AS rank, NULL::INTEGER AS step, NULL::BIGINT AS window_ns"
+    if table.has_table(con, "before"):
+        windows = f"SELECT rank, step, max(dur_ns) AS window_ns FROM before WHERE kind = '{Kind.BEFORE}' GROUP BY ALL"
     rows = con.execute(
-        "SELECT rank, step, steps, kind, rung, start_ns, dur_ns, before_ns, coalesce(own_ns, 0) FROM loop "
-        "WHERE status = 'ok' ORDER BY rank, step"
+        f"""
+        SELECT rank, step, steps, kind, rung, start_ns, dur_ns, before_ns, coalesce(own_ns, 0), window_ns
+        FROM loop LEFT JOIN ({windows}) USING (rank, step) WHERE status = 'ok' ORDER BY rank, step
+        """
     ).fetchall()
     by_rank: defaultdict[int, list[LoopRow]] = defaultdict(list)
     for rank, *values in rows:
@@ -172,15 +182,21 @@ def _usual_before(rows: Sequence[LoopRow]) -> dict[int, float]:
 def _alone(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> dict[int, float]:
     """Return the time of a step that begins and ends with an idle device, by kind.
 
-    It is the mean of the recorded steps of the shallowest rung, whose collectors add least, and the usual time before.
+    It is the mean of the recorded steps of the shallowest rung, whose collectors add least, and the time before: that
+    of the window, else the usual one.
     """
     shallowest: dict[int, int] = {}
     for row in rows:
         if row.rung != BARE:
             shallowest[row.kind] = min(row.rung, shallowest.get(row.kind, row.rung))
     return {
-        kind: usual_ns.get(kind, 0.0)
-        + stats.trimmed_mean([row.dur_ns for row in rows if row.kind == kind and row.rung == rung])
+        kind: stats.trimmed_mean(
+            [
+                row.dur_ns + (usual_ns.get(kind, 0.0) if row.window_ns is None else row.window_ns)
+                for row in rows
+                if row.kind == kind and row.rung == rung
+            ]
+        )
         for kind, rung in shallowest.items()
     }
 
@@ -194,9 +210,11 @@ def _bursts(rows: Sequence[LoopRow], usual_ns: Mapping[int, float]) -> Iterator[
             unrecorded.append(row)
             continue
         if before is not None and unrecorded and _is_gapless([before, *unrecorded, row]):
+            window_ns = row.window_ns or 0
+            own_before_ns = usual_ns.get(row.kind, 0.0) if row.window_ns is None else float(window_ns)
             yield Burst(
-                row.start_ns - row.own_ns - before.end_ns - unrecorded[0].own_ns,
-                max(0.0, (row.before_ns or 0) - usual_ns.get(row.kind, 0.0)),
+                row.start_ns - row.own_ns - window_ns - before.end_ns - unrecorded[0].own_ns,
+                max(0.0, (row.before_ns or 0) - own_before_ns),
                 sum(bare.own_ns * bare.steps for bare in unrecorded[1:]),
                 tuple((bare.kind, bare.steps) for bare in unrecorded),
                 frozenset(bare.step for bare in unrecorded),

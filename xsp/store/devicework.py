@@ -8,6 +8,8 @@ Within a window each moment is either idle or busy; time in which work overlaps 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from xsp.device.kernelnames import COMMUNICATION, MATRIX, NAMES
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -19,7 +21,9 @@ COPY = "copy"
 LEVEL_NAMES = " ".join(f"WHEN {int(level)} THEN '{level.name.lower()}'" for level in Level)
 """The names of levels, as SQL to put between CASE and END."""
 
-_DEVICE_WORK = f"""
+
+def _device_work(spans: str) -> str:
+    return f"""
     WITH recordings AS (
         SELECT rank, step, count(*) FILTER (WHERE rung < {int(Level.KERNEL)} OR timed = false OR follows IS false)
                            OVER (PARTITION BY rank ORDER BY start_ns) AS recording
@@ -27,12 +31,12 @@ _DEVICE_WORK = f"""
             SELECT *, step = lag(step) OVER (PARTITION BY rank ORDER BY start_ns) + 1 AS follows
             FROM (
                 SELECT rank, step, min(start_ns) AS start_ns, any_value(rung) AS rung, any_value(timed) AS timed
-                FROM spans WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
+                FROM {spans} WHERE kind = '{Kind.STEP}' AND step IS NOT NULL GROUP BY rank, step
             )
         )
     ),
     processes AS (
-        SELECT rank, any_value(process) AS process FROM spans WHERE level = {int(Level.RUNTIME)}
+        SELECT rank, any_value(process) AS process FROM {spans} WHERE level = {int(Level.RUNTIME)}
         GROUP BY rank HAVING min(process) = max(process)
     )
     SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.span_id, s.parent_id,
@@ -42,13 +46,14 @@ _DEVICE_WORK = f"""
            names.class, names.tensor_cores, names.collective,
            CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
                 THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
-    FROM spans s LEFT JOIN recordings ON recordings.rank = s.rank AND recordings.step = s.step
+    FROM {spans} s LEFT JOIN recordings ON recordings.rank = s.rank AND recordings.step = s.step
     LEFT JOIN processes ON processes.rank = s.rank
     LEFT JOIN kernel_names names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
-    LEFT JOIN library_calls_of_spans library_call
+    LEFT JOIN library_calls_of_{spans} library_call
         ON library_call.rank = s.rank AND library_call.trace_id = s.trace_id AND library_call.span_id = s.parent_id
     WHERE s.level = {int(Level.KERNEL)} AND s.kind IN ('{Kind.KERNEL}', '{Kind.COPY}') AND s.timed IS NOT false
 """
+
 
 SKEW_NS = 2_000
 """Accuracy of times: clocks of host and device agree to this, and some traces have whole microseconds."""
@@ -56,15 +61,17 @@ SKEW_NS = 2_000
 STAGED_NS = 10_000
 """Nanoseconds; a call that overlaps its copy for this long does the copying itself, piecewise from pageable memory."""
 
-_RUNTIME_CALLS = f"""
+
+def _runtime_calls(spans: str, device_work: str) -> str:
+    return f"""
     WITH calls AS (
         SELECT rank, coalesce(process, -1) AS on_process, coalesce(thread, -1) AS on_thread, correlation_id, kind, name,
                start_ns, dur_ns, start_ns + dur_ns AS end_ns, timed
-        FROM spans WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
+        FROM {spans} WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.OVERHEAD}'
     ),
     copies AS (
         SELECT rank, on_process, correlation_id, min(start_ns) AS copying_ns, max(end_ns) AS copied_ns
-        FROM device_work WHERE kind = '{Kind.COPY}' AND correlation_id IS NOT NULL GROUP BY ALL
+        FROM {device_work} WHERE kind = '{Kind.COPY}' AND correlation_id IS NOT NULL GROUP BY ALL
     )
     SELECT calls.*,
            CASE WHEN kind = '{Kind.SYNC}' THEN NOT contains(name, 'WaitEvent')
@@ -75,29 +82,46 @@ _RUNTIME_CALLS = f"""
 """
 
 
-_LAUNCHES = f"""
+def _launches(device_work: str, runtime_calls: str) -> str:
+    return f"""
     SELECT rank, on_process, correlation_id, min(start_ns) AS begin_ns, arg_min(on_thread, start_ns) AS on_thread,
            arg_min(end_ns, start_ns) AS returned_ns, arg_min(waits, start_ns) AS blocks,
            min(start_ns) FILTER (WHERE timed IS NOT false) AS launch_ns,
            max(dur_ns) FILTER (WHERE timed IS NOT false) AS launch_dur_ns,
            bool_or(waits) FILTER (WHERE timed IS NOT false) AS waits
-    FROM runtime_calls
-    SEMI JOIN (SELECT DISTINCT correlation_id FROM device_work) work USING (correlation_id)
+    FROM {runtime_calls}
+    SEMI JOIN (SELECT DISTINCT correlation_id FROM {device_work}) work USING (correlation_id)
     WHERE kind <> '{Kind.SYNC}' GROUP BY rank, on_process, correlation_id
 """
 
 
-def launches(trace: Trace) -> None:
+class Tables(NamedTuple):
+    """Names of the tables that `prepare` and `launches` make."""
+
+    spans: str
+    device_work: str
+    runtime_calls: str
+    launches: str
+
+
+def tables_of(spans: str = "spans") -> Tables:
+    """Return the names of the tables that are made from a table of spans."""
+    suffix = "" if spans == "spans" else f"_of_{spans}"
+    return Tables(spans, f"device_work{suffix}", f"runtime_calls{suffix}", f"launches{suffix}")
+
+
+def launches(trace: Trace, spans: str = "spans") -> None:
     """Make the table `launches`, once: the calls that launched device work, with those that have one number together.
 
     `begin_ns`, `on_thread`, `returned_ns` and `blocks` are of the first of them; `launch_ns`, `launch_dur_ns` and
-    `waits` are of those in timed steps, and null if there are none.
+    `waits` are of those in timed steps, and null if there are none. `spans` as for `prepare`.
     """
-    prepare(trace)
-    trace.create_temp_table("launches", _LAUNCHES)
+    prepare(trace, spans)
+    names = tables_of(spans)
+    trace.create_temp_table(names.launches, _launches(names.device_work, names.runtime_calls))
 
 
-def prepare(trace: Trace) -> None:
+def prepare(trace: Trace, spans: str = "spans") -> None:
     """Make the tables `device_work` and `runtime_calls`, once, and `kernel_names`, the table of `NAMES`.
 
     `device_work` has each kernel and copy with its end, its recording, the process that launched it, the properties
@@ -107,12 +131,17 @@ def prepare(trace: Trace) -> None:
     `runtime_calls` has each runtime call; `waits` marks calls that return when device work has ended: synchronising
     calls, and copies whose call overlaps the copy or lasts until its end (if the copy is not in the trace, calls whose
     name does not contain Async). A call that makes a stream wait does not block the host.
+
+    Args:
+        trace: the trace.
+        spans: the table with the spans; of another one than `spans`, the tables have other names, see `tables_of`.
     """
-    library_calls(trace, "spans")
+    library_calls(trace, spans)
+    names = tables_of(spans)
     # The engine knows the size of a table, so joins hash these few names instead of the device work.
     trace.create_temp_table("kernel_names", f"WITH {NAMES} SELECT * FROM names")
-    trace.create_temp_table("device_work", _DEVICE_WORK)
-    trace.create_temp_table("runtime_calls", _RUNTIME_CALLS)
+    trace.create_temp_table(names.device_work, _device_work(spans))
+    trace.create_temp_table(names.runtime_calls, _runtime_calls(spans, names.device_work))
 
 
 HOST_SPANS_SQL = f"""

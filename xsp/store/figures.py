@@ -13,8 +13,8 @@ from xsp.store import iterations
 from xsp.store.coldness import MAX_COLD_SHARE, Coldness
 from xsp.store.trace import Rung
 
-UNMEASURED = "not measured at its own rung"
-NO_RUNG_OUTSIDE = "no shallower rung to measure the cost of this one"
+UNMEASURED = "not measured with its level as the deepest one"
+NO_RUNG_OUTSIDE = "no shallower level set to measure the cost of this one"
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _MAX_STEPS = 2**31 - 1

@@ -11,7 +11,7 @@ import enum
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import duckdb
@@ -79,7 +79,7 @@ class _IterationRow(NamedTuple):
         return self.step_ns + self.before_ns
 
 
-def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION) -> list[Stratum]:
+def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: int = 0) -> list[Stratum]:
     """Return the strata of each rank and kind, the shortest times first; all together contain every iteration.
 
     Recording slows a step, so the time of a recorded one is divided by the usual slowdown of its rung before it is
@@ -89,13 +89,14 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION) -> list[
     Args:
         con: holds `loop`.
         part: what is recorded in this part is to be weighted.
+        first: number of the first unrecorded step that counts; before it the program warms up.
     """
     step = "0::DOUBLE" if part is Part.BEFORE else "dur_ns"
     before = "0::DOUBLE" if part is Part.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
     rows = con.execute(
         f"""
         SELECT rank, kind, step, steps, rung, {step}, {before}
-        FROM loop WHERE status = 'ok' ORDER BY rank, kind, step
+        FROM loop WHERE status = 'ok' AND (step >= {int(first)} OR rung <> {BARE}) ORDER BY rank, kind, step
         """
     ).fetchall()
     by_kind: dict[tuple[int, int], list[_IterationRow]] = defaultdict(list)
@@ -201,6 +202,22 @@ def weights(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple
         for count, own in groups:
             result |= dict.fromkeys(own, count / iterations / (len(own) / steps))
     return result
+
+
+def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> stats.Interval | None:
+    """Return the 95 % interval of the mean over all iterations of what was recorded in some of them.
+
+    Args:
+        found: the strata of one rank and kind; those of which no step has a value are left out.
+        values: the value of each recorded step, by its number.
+
+    Returns:
+        None for fewer than three values.
+    """
+    groups = [
+        (float(stratum.iterations), [values[step] for step in stratum.recorded if step in values]) for stratum in found
+    ]
+    return stats.stratified_interval(groups)
 
 
 def uncovered(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple[int, int], float]:

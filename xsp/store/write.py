@@ -15,7 +15,7 @@ from xsp.run import Budget, Run
 from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
 from xsp.schema import COLUMNS, Rule, Span
-from xsp.store import loop, merge
+from xsp.store import before, loop, merge
 
 
 class Store:
@@ -62,7 +62,12 @@ class Store:
             self._live.stored(step)
 
     def _write(self, step: int, columns: Sequence[Sequence[Any]]) -> None:
-        table.write_columns(correlate_columns(columns), rundir.segment(self._run, step), self._con)
+        own, earlier = before.split(columns)
+        table.write_columns(correlate_columns(own), rundir.segment(self._run, step), self._con)
+        if earlier[0]:
+            path = rundir.before(self._run, step)
+            path.parent.mkdir(exist_ok=True)
+            table.write_columns(correlate_columns(earlier), path, self._con)
 
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
         """Append rows of the loop; see `xsp.record.loop`. Rows that cannot be written are counted."""
@@ -143,8 +148,8 @@ def resolve_run(run: Path, serialised: Path) -> int:
     serial = [span for segment in rundir.segments(serialised) for span in read(segment)]
     resolved = 0
     for segment in rundir.segments(run):
-        before = read(segment)
-        after = resolve(before, serial)
+        ambiguous = read(segment)
+        after = resolve(ambiguous, serial)
         new_parents = sum(span.parent_rule == Rule.SERIALISED for span in after)
         if new_parents:
             resolved += new_parents

@@ -26,7 +26,7 @@ function ledgerAxes(names) {
   return {
     legend: { ...LEGEND, type: "plain", data: ["true", ...names] },
     grid: [{ left: 110, right: 30, top: 42, height: 40 }, { left: 110, right: 30, top: 132, bottom: 24 }],
-    title: { text: "what each rung adds, with its 95 % interval", left: 110, top: 108, textStyle: { fontSize: 12, fontWeight: "normal" } },
+    title: { text: "what each level set adds, with its 95 % interval", left: 110, top: 108, textStyle: { fontSize: 12, fontWeight: "normal" } },
     xAxis: [value(0), value(1)],
     yAxis: [{ type: "category", gridIndex: 0, data: ["true + added"] }, { type: "category", gridIndex: 1, inverse: true, data: names, axisLine: { onZero: false } }],
   };
@@ -50,11 +50,11 @@ function drawLedger() {
   place.replaceChildren(holder);
   place.hidden = rows.length < 2;
   if (rows.length < 2) {
-    byId("ledger-sum").textContent = "One rung alone does not show what recording adds: record with --levels M/L/G.";
+    byId("ledger-sum").textContent = "One level set alone does not show what recording adds: record with --levels M/L/G.";
     return;
   }
   holder.setAttribute("role", "img");
-  holder.setAttribute("aria-label", "true time of a step, and what each rung adds to it; the table below has the figures");
+  holder.setAttribute("aria-label", "true time of a step, and what each level set adds to it; the table below has the figures");
   const rungs = rows.slice(1).filter((row) => row.added_ms !== null), names = rungs.map((row) => `${row.records} add`);
   const [first, last] = [rows[0], rows[rows.length - 1]];
   byId("ledger-sum").textContent = ledgerSum(first, rungs, last);
