@@ -109,7 +109,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     whole = ms_text(main.time.ms)
     text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
     text += exception(context, BETWEEN)
-    largest = _largest_part(context)
+    largest = _largest_part(entry)
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
     do = (
@@ -150,15 +150,12 @@ _REMEDIES = {
 }
 
 
-def _largest_part(context: AdviceContext) -> Entry | None:
+def _largest_part(entry: Entry) -> Entry | None:
     """Return the part of the time between steps that takes most of it, if recordings show it."""
-    job = account.of(context.required_trace).job
-    entry = job.host[BETWEEN] if job is not None else None
-    if entry is None or not entry.ms:
-        return None
     part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
-    is_known = part is not None and part.name not in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING)
-    return part if is_known and part is not None and (part.ms or 0.0) >= MIN_LINE_SHARE * entry.ms else None
+    if part is None or part.name in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING):
+        return None
+    return part if (part.ms or 0.0) >= MIN_LINE_SHARE * (entry.ms or 0.0) else None
 
 
 MIN_LINE_SHARE = 0.5
