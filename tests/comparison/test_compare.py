@@ -304,8 +304,8 @@ def test_the_first_sentence_says_the_change_and_what_holds_it() -> None:
     message = conclusion(compare(run(TRAINING, conv=500), run(TRAINING, conv=5)))
     assert message[0].startswith("495 µs less a step (570 → 75.5 µs): waiting for data is gone (510 → 15.5 µs)")
     assert message[1].startswith("The step: B is faster than A, -86.")
-    assert "Kernels and copies take about the same (10 → 10 µs a step)." in message
-    assert any(entry.startswith("The device is idle 0.") for entry in message)
+    assert "Kernels and copies take about the same (10.0 → 10.0 µs a step)." in message
+    assert any(entry.startswith("The device is idle ") for entry in message)
     back = conclusion(compare(run(TRAINING, conv=5), run(TRAINING, conv=500)))
     assert back[0].startswith("495 µs more a step (75.5 → 570 µs): waiting for data is new")
 

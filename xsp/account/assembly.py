@@ -291,7 +291,7 @@ def _children(detailed: HostTimes, phase: str, ms: float, source: str, drained_n
         state: min(
             1.0, max(0.0, float(detailed.state_ns[phase, state].sum()) - less_ns * (state == names.WAITING)) / whole
         )
-        for state in onhost.STATES
+        for state in names.STATES
         if (phase, state) in detailed.state_ns
     }
     if not any(shares.values()):
@@ -383,9 +383,14 @@ def _host_of_loop(
     if not whole_ns and step_ns:
         entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
     for entry in _outside_steps(measured):
-        if entry.name == names.BETWEEN:
-            divided = _between(trace, measured, between_ns, detailed, deep, drained_ns)
-            entry = replace(entry, children=divided.children, place=divided.place, place_ms=divided.place_ms)
+        if entry.name == names.DATA:
+            entries.append(entry)
+    if between_ns:
+        entry = _between(trace, measured, between_ns, detailed, deep, drained_ns)
+        ends = measured.between_interval
+        if ends is not None and measured.between_ns:
+            ends = ends.scale(between_ns / measured.between_ns / 1e6)
+            entry = replace(entry, low_ms=max(0.0, ends.low), high_ms=ends.high)
         entries.append(entry)
     rest_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in entries)
     if rest_ms < 0 and time.ms:  # the time comes from other iterations than the parts: the parts share it

@@ -25,15 +25,19 @@ IDLE, HOST_LATE, HOST_DATA, DRAINED, COPYING, QUEUED, BEFORE_FIRST, AFTER_LAST, 
     "between steps, not recorded",
 )
 BARE, RECORDED = "iterations that were not recorded", "recorded iterations"
-"""Sources of times."""
+"""Sources of entries."""
+
+OF_IDLE = "idle: "
+"""Prefix of the causes of idle time where they are parts beside others."""
 
 TO_DEVICE, FROM_DEVICE, READING = "copies to the device", "copies from the device", "values read one by one (item)"
 UNLIKE = "in slow steps that were not recorded"
 OUTSIDE_OPERATORS, OTHER_OPERATORS = "outside operators", "other operators"
-OF_IDLE = "idle: "
-"""Prefix of the causes of idle time where they are parts beside others."""
 OF_COLLECTIVES = (OTHER_RANKS, TRANSFER)
 """Times of the host in collectives that it runs itself, while it computes nothing."""
+
+STATES = (WAITING, ISSUING, *OF_COLLECTIVES)
+"""What the host does in a phase while it does not run."""
 
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
 STEP, USUAL, SLOW = "step", "usual iterations", "slow iterations"

@@ -45,9 +45,6 @@ class PhaseTimes:
         return length(self.unions[phase]) / count / 1e6 if phase in self.unions else 0.0
 
 
-STATES = (names.WAITING, names.ISSUING, *names.OF_COLLECTIVES)
-
-
 @dataclass
 class HostTimes:
     """Nanoseconds of each recorded iteration by phase, and of each phase in each state."""

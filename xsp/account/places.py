@@ -12,7 +12,7 @@ from xsp.account import entries as names
 from xsp.account.between import READS
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
-from xsp.account.onhost import STATES, PhaseTimes
+from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import covered
 from xsp.account.windows import Window, tables
 from xsp.schema import Kind, Level
@@ -247,7 +247,7 @@ _NO_PARTS = (names.OUTSIDE_OPERATORS, names.OTHER_OPERATORS, names.NOT_RECORDED)
 def _largest_part(entry: Entry, whole_ms: float) -> _Place | None:
     """Return the part of the time between steps that takes most of it; as long as in recordings, see `_on_host`."""
     part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
-    if part is None or part.name in _NO_PARTS or part.name in STATES or not entry.ms:
+    if part is None or part.name in _NO_PARTS or part.name in names.STATES or not entry.ms:
         return None
     factor = max(1.0, whole_ms / entry.ms)
     return _Place(part.name, (part.ms or 0.0) * factor, part.calls or 1.0, part.spans)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from xsp.account import entries as names
 from xsp.account.entries import Account, Entry, Iterations, Side, SlowIterations
-from xsp.account.onhost import STATES
 from xsp.texts import ms_text
 
 MOST_LINES = 8
@@ -97,7 +96,7 @@ def _with_parts_between(side: Side) -> Iterator[Entry]:
     Copies to and from a device are not split further: the host that waits for one is busy with it.
     """
     for entry in side.entries:
-        if entry.name != names.BETWEEN or {child.name for child in entry.children} <= {names.RUNNING, *STATES}:
+        if entry.name != names.BETWEEN or {child.name for child in entry.children} <= {names.RUNNING, *names.STATES}:
             yield entry
             continue
         for child in entry.children:
