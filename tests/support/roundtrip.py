@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from torch import nn
 
 import xsp
-from xsp import cli
+from xsp import cli, rundir
 from xsp.analyses import ANALYSES, Analysis
 from xsp.errors import AnalysisError
 from xsp.schema import COLUMNS
@@ -33,13 +34,14 @@ def snapshot(run: Path) -> Snapshot:
 
 
 def record(out: Path, repeats: int = 5) -> Path:
-    """Record a convolution network on the CPU, with all levels."""
+    """Record a convolution network on the CPU, with all levels; without what is not exported, the table `before`."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 10)).eval()
     inputs = torch.randn(2, 3, 32, 32)
     with xsp.profile("small", out=out, samples=False) as prof:
         for _ in range(prof.schedule.steps_for(repeats=repeats)):
             with prof.step(), torch.inference_mode():
                 model(inputs)
+    shutil.rmtree(out / rundir.BEFORE, ignore_errors=True)
     return out
 
 
