@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 import xsp
 from parts.quiet import other_cpu_s
 from xsp.errors import XspError
+from xsp.store.iterations import iterations
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "bare_programs"
 LIMIT_S = 400
@@ -220,7 +221,16 @@ def read(out: Path, said: Bare) -> Profiled:
     """
     trace = xsp.load(out)
     columns = "kind, steps, iteration_ms, low_ms, high_ms"
-    rows = xsp.analyses.program_loop(trace).select(columns).fetchall()
+    # of several threads the program counts the iterations of all, and an iteration of xsp is one of a thread
+    shares = {
+        row.kind: row.overlap.wall_ns / row.mean_ns
+        for row in iterations(trace.con)
+        if row.overlap is not None and row.mean_ns
+    }
+    rows = [
+        (kind, steps, *(None if ms is None else ms * shares.get(kind, 1.0) for ms in times))
+        for kind, steps, *times in xsp.analyses.program_loop(trace).select(columns).fetchall()
+    ]
     training = {kind.kind: kind.training for kind in trace.run.kinds}
     matched = _matched(said, [(kind, bool(training.get(kind)), steps) for kind, steps, *_ in rows])
     described = {}
