@@ -194,7 +194,7 @@ def test_doctor_lists_every_collector(capsys):
         (["analyze", "nowhere"], "no such file or directory"),
         (["analyse", "{run}"], "did you mean analyze?"),
         (["analyze", "{run}", "leger"], "did you mean ledger"),
-        (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are phases"),
+        (["analyze", "{run}", "zzz"], "there is no analysis 'zzz'; there are account, phases"),
         (["analyze", "{run}", "--format", "csv"], "need the name of an analysis"),
         (["export", "{run}", "--format", "chrom", "-o", "x"], "did you mean chrome?"),
         (["export", "{run}", "--format", "csv", "--table", "merge", "-o", "x"], "did you mean merged"),

@@ -118,7 +118,7 @@ def test_memory_that_others_use_is_made_room_for_by_evicting(standing: StandIn, 
         taken(file_of(tmp_path, "b", 2, 3 * MIB), there.folder)
         wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
         third = taken(file_of(tmp_path, "c", 3, 3 * MIB), there.folder)
-        says = rf"no room for 4\.0 MiB: 0 B of 8\.0 MiB are free.*attached \(by process {os.getpid()}\).*nvidia-smi"
+        says = rf"no room for 4 MiB: 0 B of 8 MiB are free.*attached \(by process {os.getpid()}\).*nvidia-smi"
         with pytest.raises(ShareError, match=says):
             taken(file_of(tmp_path, "d", 4, 3 * MIB), there.folder)
         assert (content(first)[:1], content(third)[:1]) == (b"\1", b"\3")
@@ -245,7 +245,7 @@ def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -
         ({"STANDIN_DEVICES": "0"}, "cuInit failed (CUDA_ERROR_NO_DEVICE); there is no NVIDIA device"),
         deep({"STANDIN_REFUSES": "cuIpcGetMemHandle:801"}, "does not share memory between processes"),
         deep({"STANDIN_REFUSES": "cuDevicePrimaryCtxRetain:46"}, "reserved by another process"),
-        deep({"STANDIN_TOTAL": "1000000"}, "memory comes in pieces of 2.0 MiB"),
+        deep({"STANDIN_TOTAL": "1000000"}, "memory comes in pieces of 2 MiB"),
         ({"LD_LIBRARY_PATH": ""}, "there is no NVIDIA driver here (libcuda.so.1 cannot be loaded)"),
     ],
 )

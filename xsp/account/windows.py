@@ -108,7 +108,14 @@ def windows(trace: Trace) -> list[Window]:
             begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
         block = (last.block + (not follows)) if last is not None else 0
         found.append(Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns))
-    return found or _whole(trace)
+    if found or (has_loop and _has_timed_steps(trace)):  # else the steps of other kinds would stand for this one
+        return found
+    return _whole(trace)
+
+
+def _has_timed_steps(trace: Trace) -> bool:
+    timed = f"SELECT 1 FROM spans WHERE kind = '{Kind.STEP}' AND timed IS NOT false LIMIT 1"
+    return bool(trace.con.execute(timed).fetchall())
 
 
 def _whole(trace: Trace) -> list[Window]:
