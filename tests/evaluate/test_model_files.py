@@ -78,7 +78,7 @@ def test_every_transport_gives_what_the_model_gives(source: str, folder: Path, t
     assert len({each.content["outputs"]["digest"] for each in found}) == 1
     predictor = predictors.of(manifest, trusted=False)
     handle = predictor.open(manifest, folder, "")
-    served = running._prepare(manifest, folder, options, predictor, handle, {})
+    served = running._prepare(manifest, folder, options, predictor, handle, {}, 0)
     given = np.concatenate([served.batch(number, 1)[name] for number in range(4) for name in handle.takes])
     with torch.inference_mode():
         wanted = torch.load(folder / "model.pt", weights_only=False)(torch.from_numpy(given)).numpy()

@@ -47,7 +47,6 @@ def serving_here(folder: Path, capacity_bytes: int = 1 << 20) -> Iterator[Store]
 
 
 def test_a_client_that_has_asked_once_may_stay_for_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's store keeps its connection to the host's while it holds nothing, and ends if that is closed."""
     with serving_here(tmp_path / "s") as here, client.connect(here.folder) as connection:
         before = client.ask_large(connection, {"ask": "status"})
         time.sleep(serving.SWEEP_S)  # it has answered, and the connection is idle
@@ -55,6 +54,14 @@ def test_a_client_that_has_asked_once_may_stay_for_hours(tmp_path: Path, monkeyp
         monkeypatch.setattr(connections.time, "monotonic", lambda: late_s)
         time.sleep(2 * serving.SWEEP_S)  # an open connection is looked at once a second
         assert client.ask_large(connection, {"ask": "status"})["connections"] == before["connections"] == 1
+
+
+def test_a_client_that_stays_keeps_its_place_among_any_number(poor: StoreProcess) -> None:
+    with client.connect(poor.folder) as staying, contextlib.ExitStack() as open_ones:
+        client.ask(staying, {"ask": "stay"})
+        for _ in range(5 * MOST):
+            open_ones.enter_context(client.connect(poor.folder))
+        assert client.ask_large(staying, {"ask": "status"})["connections"] <= PLACES
 
 
 def test_clients_that_ask_nothing_give_way_and_attached_ones_keep_their_place(

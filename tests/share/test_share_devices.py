@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from fakecuda import StandIn, attached_pids, serving, wait_for
 from sharing import StoreProcess
 from test_share_store import KIB, file_of
 
+from xsp import connections
 from xsp.cli import main
 from xsp.errors import ShareError
 from xsp.share import client, devices, devicestore, driver, wire
+from xsp.share.serving import SWEEP_S
 
 MIB = 1 << 20
 
@@ -59,6 +62,13 @@ def test_the_stand_in_says_what_it_is(there: StoreProcess) -> None:
     assert fakecuda.status(there.folder)["device"] == {
         "ordinal": 0, "name": "stand-in 0, no GPU", "uuid": fakecuda.UUID
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_device_without_clients_is_served_for_as_long_as_the_store_runs(there: StoreProcess) -> None:
+    keeper = fakecuda.status(there.folder)["pid"]
+    time.sleep(connections.ConnectionLimits().header_s + 2 * SWEEP_S)
+    assert fakecuda.status(there.folder)["pid"] == keeper
 
 
 @pytest.mark.slow

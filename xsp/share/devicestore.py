@@ -101,8 +101,9 @@ class DeviceStore(Serving[DeviceObject]):
         self._check_sharing()
         self._draws = 0
         self._store = host.connect(folder)
-        self._store.setblocking(False)
         try:
+            host.ask(self._store, {"ask": "stay"})
+            self._store.setblocking(False)
             shelf: Shelf[DeviceObject] = Shelf(capacity_bytes, eviction, "xsp share serve --device-capacity")
             super().__init__(folder, shelf, device_socket(self.device.uuid))
         except BaseException:

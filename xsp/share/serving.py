@@ -75,8 +75,7 @@ class Serving(Generic[Kind]):
         self.generation = os.urandom(8).hex()
         self._clients: dict[socket.socket, Client] = {}
         most = most_clients()
-        # The store of a device keeps its connection to the host's, also while it holds nothing, and ends with it: so an
-        # idle connection has no deadline; if the store is full, the oldest gives way.
+        # A client that has asked once may hold nothing for hours; if the store is full, the oldest gives way.
         self._connections = Connections(ConnectionLimits(most, header_bytes=MOST_MESSAGE, idle_s=float("inf")))
         shelf.most_objects = most
         self._waiting: dict[Hashable, list[Client]] = {}
@@ -85,7 +84,12 @@ class Serving(Generic[Kind]):
         self._pending_jobs = 0
         self._results: queue.SimpleQueue[tuple[Hashable, Callback]] = queue.SimpleQueue()
         self._handlers: dict[str, Callable[[Client, dict[str, Any], list[int]], None]]
-        self._handlers = {"status": self._handle_status, "evict": self._handle_evict, "attach": self._handle_attach}
+        self._handlers = {
+            "status": self._handle_status,
+            "evict": self._handle_evict,
+            "attach": self._handle_attach,
+            "stay": self._handle_stay,
+        }
         self._is_running = True
         lock = f"{name.removesuffix('.sock')}.lock"
         try:
@@ -208,9 +212,9 @@ class Serving(Generic[Kind]):
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._receive, client))
 
     def _follow(self, client: Client) -> None:
-        """Enter the state of a client: one that is attached, or waits for a copy, keeps its place."""
+        """Enter the state of a client: one that is attached, waits for a copy, or asked to stay keeps its place."""
         if client.place is not None:
-            in_use = client.object is not None or client.awaited_key is not None
+            in_use = client.stays or client.object is not None or client.awaited_key is not None
             client.place.enter(State.WORK if in_use else State.IDLE)
 
     def _disconnect(self, client: Client) -> None:
@@ -328,6 +332,11 @@ class Serving(Generic[Kind]):
     def _handle_status(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
         del request, descriptors
         self._send(client, {}, in_memory(json.dumps(self.status()).encode()))
+
+    def _handle_stay(self, client: Client, request: dict[str, Any], descriptors: list[int]) -> None:
+        del request, descriptors
+        client.stays = True
+        self._send(client, {})
 
     def _status_entry(self, stored: Kind) -> dict[str, Any]:
         """Return the status entry of an object."""

@@ -78,6 +78,9 @@ class Client:
     place: Connection | None = None
     """Its place among the connections of the store."""
 
+    stays: bool = False
+    """Whether it keeps its place while it holds nothing, as the store of a device does, which ends with this one."""
+
     process: int = -1
     """Descriptor of its process, if memory may be freed only after the process has ended."""
 

@@ -45,6 +45,7 @@ class SparkTrace(Trace):
         self._spark = session
         self._path = path
         self._temp_tables: set[str] = set()
+        self._cached = {}
         self.path = None
         self.run = self._read_job()
         self.con: Any = Queries(session)
