@@ -9,7 +9,7 @@ from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
-from xsp.texts import amount
+from xsp.texts import amount, cut
 
 MOST_OPERATORS = 12
 
@@ -104,13 +104,13 @@ def _modules(graph: Graph, levels: int) -> list[str]:
     shown = [row for row in found if row.depth <= levels]
     if len(found) < 2 or not levels:
         return []
-    lines = ["", f"{'module':34} {'output':>17} {'parameters':>10} {'FLOPs':>8} {'bytes':>8}"]
+    lines = ["", f"{'module':33} {'output':>17} {'parameters':>10} {'FLOPs':>8} {'bytes':>8}"]
     for row in shown:
         name = row.module.path.rpartition(".")[2] or graph.name.rpartition("/")[2]
         label = "  " * row.depth + plain(f"{name} ({row.module.kind})" if row.module.kind else name)
         output = next((sizes(tensor) for tensor in row.module.outputs), "–")
         cells = f"{row.module.parameters:10,} {at_least(row.flops):>8} {at_least(row.bytes, 'B'):>8}"
-        lines.append(f"{label[:34]:34} {output[:17]:>17} {cells}")
+        lines.append(f"{cut(label, 33):33} {cut(output, 17):>17} {cells}")
     hidden = len(found) - len(shown)
     return [*lines, *([f"{hidden} more modules in these; --depth N shows N levels"] if hidden else [])]
 
@@ -159,7 +159,7 @@ def _operators(graph: Graph) -> list[str]:
     for name in order[:MOST_OPERATORS]:
         nodes = groups[name]
         unique = len({node.key for node in nodes})
-        label = plain(name)[:44]
+        label = cut(plain(name), 44)
         lines.append(
             f"{label:44} {len(nodes):6} {unique:6} {at_least(flops[name]):>9} {at_least(traffic[name], 'B'):>9}"
         )

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from xsp.record.writer import Writer
 
 
+OPENING_PATIENCE_S = 0.4
+"""Additional time in seconds that a program waits for its first step while the storing process still loads: a short
+program would have ended before it is ready, and have one recorded step."""
+
+
 class SentStep(NamedTuple):
     """A step that was sent."""
 
@@ -62,6 +67,8 @@ class Storing:
         self._sent = SentStep(number, step, rows, common, loop_rows, offset_ns)
         self._steps.schedule.is_storing = True
         self._patience_s = self._steps.schedule.storing_patience_s
+        if self._patience_s is not None and not self.writer.is_open:
+            self._patience_s += OPENING_PATIENCE_S
         if number is None or (self._steps.schedule.waits_for_storing and self._is_answered(number)):
             self.wait()
 

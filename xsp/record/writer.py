@@ -34,7 +34,12 @@ class Writer(transport.SecondProcess):
         if self.process is None:
             raise UnwritableError(self.failure if self.is_refused else f"{run}: {self.failure}; try `xsp doctor`")
         self._sampling: int | None = None
-        self.post(("open",))
+        self._opening = self.post(("open",))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the second process has loaded the table engine, or is gone."""
+        return self._opening is None or self.is_answered(self._opening)
 
     def deliver_to(self, target: str, policy: str) -> None:
         """Deliver each step once it is stored. The target is sent through the pipe, because it may contain a password.
