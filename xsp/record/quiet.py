@@ -295,7 +295,7 @@ class Quiet:
         steps.outline.clear()
         if not count:
             return
-        self.has_passed |= not self._is_long
+        self.has_passed = True
         step_ns, usage = round((self._last_ns - self._began_ns) / count), steps.usage.read(count)
         times = [(count, self._began_ns, step_ns - before_ns, before_ns, self._waited_ns // count)]
         if self._is_long:
