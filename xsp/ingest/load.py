@@ -118,8 +118,10 @@ def _empty_reason(run: Run) -> str:
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the run directories in a directory of runs (a sweep); for a single run, the directory itself."""
+    """Return the run directories in a directory of runs (a sweep); for a run, or traces of ranks, their directory."""
     location = Path(path).expanduser()
+    if not rundir.is_run_directory(location):
+        return [location]
     run = rundir.read_job(location)
     if run.kind in SETS:
         return [_part_path(location, part) for part in run.parts]
