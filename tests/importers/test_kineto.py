@@ -141,6 +141,43 @@ def test_an_external_id_of_several_launches_names_no_launch(tmp_path: Path) -> N
     assert told(trace, query) == [("aten::mm", "external")]
 
 
+def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them(tmp_path: Path) -> None:
+    def task(name: str, kind: str, start: float, duration: float) -> dict[str, Any]:
+        args = {"Task Type": kind, "Stream Id": 3, "Task Id": 1, "connection_id": 8}
+        return {"ph": "X", "name": name, "pid": 800, "tid": 3, "ts": f"{start:.3f}", "dur": duration, "args": args}
+
+    def npu(phase: str, number: int, pid: int, tid: int, at: float) -> dict[str, Any]:
+        return flow(phase, number, pid, tid, at) | {"cat": "async_npu", "name": "torch_to_npu"}
+
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aclnnMm", 10, 20),
+        {"ph": "X", "name": "AscendCL@aclrtSynchronizeStream", "pid": 102, "tid": 1, "ts": 40, "dur": 9, "args": {}},
+        task("aclnnMm_MatMul", "AI_CORE", 32, 5), task("wait", "EVENT_WAIT", 37, 1), task("copy", "SDMA", 38, 1),
+        npu("s", 7, 1, 1, 10), npu("f", 7, 800, 3, 32),
+    )  # fmt: skip
+    query = """SELECT s.name, s.kind, s.stream, up.name, s.parent_rule FROM spans s
+               LEFT JOIN spans up ON up.span_id = s.parent_id WHERE s.level >= 60 ORDER BY s.start_ns"""
+    assert told(trace, query) == [
+        ("aclnnMm_MatMul", "kernel", 3, "aclnnMm", "external"), ("copy", "copy", 3, None, None),
+        ("AscendCL@aclrtSynchronizeStream", "sync", None, "window", "containment"),
+    ]  # fmt: skip
+    assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
+
+
+ASCEND = Path(__file__).resolve().parents[3] / "shared/reports/traces/ascend_trace_view.json.gz"
+
+
+@pytest.mark.skipif(not ASCEND.exists(), reason="no such trace lies in ../shared/reports/traces")
+def test_device_rows_of_a_real_trace_of_ascend_are_those_of_a_plain_reading() -> None:
+    tasks = [event for event in json.loads(gzip.decompress(ASCEND.read_bytes())) if event.get("pid") == 800
+             and event["ph"] == "X"]  # fmt: skip
+    rows = told(xsp.load(ASCEND), "SELECT count(*), sum(dur_ns), count(parent_id) FROM spans WHERE device IS NOT NULL")
+    [(count, dur_ns, linked)] = rows
+    assert (count, dur_ns) == (276, pytest.approx(1000 * sum(task["dur"] for task in tasks), rel=1e-4))
+    assert linked >= 272
+
+
 GEMM = Path(__file__).resolve().parents[3] / "shared/reports/traces/tracelens_gemm_01_external_id_only.json.gz"
 
 
