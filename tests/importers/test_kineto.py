@@ -165,6 +165,23 @@ def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them
     assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
 
 
+def test_requests_of_mtia_for_its_dma_are_copies_and_its_events_are_no_work(tmp_path: Path) -> None:
+    def event(name: str, start: float, **args: Any) -> dict[str, Any]:
+        return box("mtia_ccp_events", name, start, 5, 3774, **{"stream": 108, **args}) | {"pid": 17}
+
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aten::a", 0, 100),
+        event("event_wait", 10), event("event_record", 20), event("pe_exe", 30),
+        event("dma_request", 40, direction="DEVICE_TO_HOST", size=1024),
+    )  # fmt: skip
+    assert told(trace, "SELECT name, kind FROM spans WHERE level = 70 ORDER BY start_ns") == [
+        ("pe_exe", "kernel"), ("dma_request", "copy"),
+    ]  # fmt: skip
+    [(attributes,)] = told(trace, "SELECT attributes FROM spans WHERE kind = 'copy'")
+    assert json.loads(attributes) == {"bytes": 1024, "copy": "DtoH"}
+
+
 ASCEND = Path(__file__).resolve().parents[3] / "shared/reports/traces/ascend_trace_view.json.gz"
 
 

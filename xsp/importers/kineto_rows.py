@@ -57,7 +57,10 @@ PORTION_COLUMNS = {
     "category": "lower(coalesce(cat, ''))",
     "raw_sort": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL "
-    f"WHEN category = '' THEN {_ASCEND_SORT} ELSE CASE category {_SORTS} END END",
+    f"WHEN category = '' THEN {_ASCEND_SORT} "
+    "WHEN category = 'mtia_ccp_events' AND name IN ('event_wait', 'event_record') THEN NULL "
+    "WHEN category = 'mtia_ccp_events' AND name = 'dma_request' THEN 'copy' "
+    f"ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {MAX_DURATION_NS} "
     f"AND (raw_sort = 'memory' OR dur_ns BETWEEN 0 AND {MAX_DURATION_NS}) "
     "THEN raw_sort END",
@@ -271,11 +274,12 @@ def _launch_parameters(args: _Arguments) -> dict[str, str]:
 
 
 _KERNEL, _COLLECTIVE_KERNEL = _Arguments(_KERNEL_ARGUMENTS), _Arguments((*_KERNEL_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
-_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes"))
+_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes", "size", "direction"))
 _COPY_ATTRIBUTES = {
-    "bytes": _COPY.text("bytes"),
+    "bytes": _COPY.text("bytes", "size"),
     "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
-    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
+    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), "
+    f"regexp_replace({_COPY.text('direction')}, '^([A-Z])[A-Z]*_TO_([A-Z]).*', '\\1to\\2'), name) END) AS VARCHAR)",
 }
 _COLLECTIVE_KERNEL_ATTRIBUTES = (
     f"CASE WHEN {_COLLECTIVE_KERNEL.text('Collective name')} IS NULL "

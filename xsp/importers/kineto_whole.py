@@ -12,6 +12,7 @@ LEFT_OUT = {
     "python_function": PYTHON_FRAMES,
     "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
+    "mtia_ccp_events": "events that a device waits for or records, which are no work",
     "trace": "the profiler's own window",
 }
 """Categories of events that are not imported, with descriptions."""
