@@ -165,6 +165,23 @@ def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them
     assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
 
 
+def test_operators_without_a_category_are_those_of_the_event_list(tmp_path: Path) -> None:
+    from torch.autograd.profiler import profile
+
+    with profile() as profiler:
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+    path = tmp_path / "events.json"
+    assert profiler.function_events is not None
+    profiler.function_events.export_chrome_trace(str(path))
+    names = {event["name"] for event in json.loads(path.read_text(encoding="utf-8")) if event["ph"] == "X"}
+    trace = xsp.load(path)
+    assert {"aten::linear", "aten::addmm"} <= {name for (name,) in told(trace, "SELECT name FROM spans")} <= {
+        *names, "window",
+    }  # fmt: skip
+    [(count,)] = told(trace, "SELECT count(*) FROM spans WHERE name = 'aten::addmm' AND parent_rule = 'containment'")
+    assert count == 1
+
+
 def test_requests_of_mtia_for_its_dma_are_copies_and_its_events_are_no_work(tmp_path: Path) -> None:
     def event(name: str, start: float, **args: Any) -> dict[str, Any]:
         return box("mtia_ccp_events", name, start, 5, 3774, **{"stream": 108, **args}) | {"pid": 17}

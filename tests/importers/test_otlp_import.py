@@ -62,7 +62,7 @@ def write(path: Path, *messages: Any) -> Path:
 
 
 def test_an_xspace_of_jax_is_named_with_what_to_give_instead(tmp_path: Path) -> None:
-    (tmp_path / "jax.xplane.pb").write_bytes(b"\x0a\x20\x08\x12\x12\x0e/host:metadata" + b"\xff" * 40)
+    (tmp_path / "jax.xplane.pb").write_bytes(b"\x0a\x20\x12\x0e/host:metadata" + b"\xff" * 40)
     with pytest.raises(TraceError, match=r"jax\.xplane\.pb: an XSpace of JAX .* give the \.trace\.json\.gz"):
         xsp.load(tmp_path / "jax.xplane.pb")
 

@@ -42,14 +42,15 @@ _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _HAS_COLLECTIVE = "contains(args, 'Collective name')"
 
-_ASCEND_SORT = """
+_SORT_WITHOUT_CATEGORY = """
     CASE WHEN contains(args, '"Task Type"') AND contains(args, '"Stream Id"')
          THEN CASE WHEN NOT regexp_matches(args, '"Task Type": *"[A-Z_]*(WAIT|RECORD|NOTIFY|PLACE_HOLDER)')
                    THEN 'task' END
-         WHEN starts_with(name, 'AscendCL@') THEN 'runtime' END
+         WHEN starts_with(name, 'AscendCL@') THEN 'runtime'
+         WHEN pid = 'CPU functions' OR regexp_matches(name, '^(aten|autograd|torch|prim|c10d)::') THEN 'op' END
 """
-"""SQL of the sort of an event of Ascend's profiler, which has no category: tasks of a device, and calls of its runtime.
-Tasks that wait for others or signal them are no work."""
+"""SQL of the sort of an event without a category: of Ascend's profiler, tasks of a device, of which those that wait for
+others or signal them are no work, and calls of its runtime; of `EventList.export_chrome_trace`, operators."""
 
 PORTION_COLUMNS = {
     "process": "TRY_CAST(pid AS BIGINT)",
@@ -57,7 +58,7 @@ PORTION_COLUMNS = {
     "category": "lower(coalesce(cat, ''))",
     "raw_sort": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
     f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL "
-    f"WHEN category = '' THEN {_ASCEND_SORT} "
+    f"WHEN category = '' THEN {_SORT_WITHOUT_CATEGORY} "
     "WHEN category = 'mtia_ccp_events' AND name IN ('event_wait', 'event_record') THEN NULL "
     "WHEN category = 'mtia_ccp_events' AND name = 'dma_request' THEN 'copy' "
     f"ELSE CASE category {_SORTS} END END",

@@ -138,8 +138,8 @@ def decode(body: bytes, place: str) -> Any:
     except Exception as error:  # implementations of protobuf raise different errors
         if _XSPACE.search(body[:64]):
             raise TraceError(
-                f"{place}: an XSpace of JAX or TensorFlow (xplane.pb), which xsp does not read; give the .trace.json.gz "
-                "that lies beside it"
+                f"{place}: an XSpace of JAX or TensorFlow (xplane.pb), which xsp does not read; give the "
+                ".trace.json.gz that lies beside it"
             ) from error
         raise TraceError(f"{place}: not OTLP, or cut off ({error})") from error
     return message
