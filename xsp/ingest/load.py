@@ -14,10 +14,9 @@ from typing import Any
 import duckdb
 
 from xsp import atomic, rundir, table
-from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
-from xsp.ingest import jobs, received, sources
+from xsp.ingest import jobs
 from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
@@ -66,7 +65,7 @@ def load(
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
         return _load_imported(str(location))
-    if received.has_waiting_spans(location):
+    if rundir.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
@@ -207,6 +206,8 @@ def _is_parquet(file: Path) -> bool:
 
 def _load_imported(source: str) -> Trace:
     """Import a source into a temporary directory that exists as long as the trace."""
+    from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
+
     folder = atomic.temporary_folder()
     direct = sources.open_tables(Path(folder.name), [source])
     if direct is not None:
@@ -225,6 +226,8 @@ def _load_imported(source: str) -> Trace:
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
+    from xsp.ingest import received
+
     folder = atomic.temporary_folder()
     received.put_in_order(run_dir, Path(folder.name), finished=False)
     return _load_temporary(folder, Path(folder.name), kind)
@@ -266,6 +269,8 @@ def _load_files(
             _create_view(con, "before", earlier, columns, COLUMNS)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
+        from xsp.correlate import layers
+
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = location / rundir.MERGED_FILE if location.is_dir() else None

@@ -22,7 +22,7 @@ from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.fitting import shortened
+from xsp.report.shortening import shortened
 from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
