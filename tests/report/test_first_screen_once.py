@@ -10,7 +10,6 @@ from devicetrace import generated
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
 from xsp.report import firstscreen
-from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
 
