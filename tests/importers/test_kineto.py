@@ -99,6 +99,63 @@ def test_a_kernel_finds_its_operator_in_every_generation(tmp_path: Path, names: 
     }
 
 
+def flow(phase: str, number: int, pid: int, tid: int, at: float) -> dict[str, Any]:
+    return {"ph": phase, "cat": "ac2g", "name": "ac2g", "id": number, "pid": pid, "tid": tid, "ts": at}
+
+
+@pytest.mark.parametrize("links", ["flow events", "external ids", "both"])
+def test_without_correlation_ids_kernels_find_their_launches_by_other_links(tmp_path: Path, links: str) -> None:
+    has_flows, has_ids = links != "external ids", links != "flow events"
+    external = [{"External id": number} if has_ids else {} for number in (24, 25)]
+    events = [
+        box("cpu_op", "aten::mm", 10, 20, **{"External id": 513}),
+        box("cuda_runtime", "hipModuleLaunchKernel", 12, 2, **external[0]),
+        box("cpu_op", "aten::add", 40, 20, **{"External id": 24 if has_flows else 514}),  # a number of another sort
+        box("cuda_runtime", "hipLaunchKernel", 45, 2, **external[1]),
+        {**work("kernel", "gemm", 60, 20, **external[0])},
+        {**work("kernel", "add", 85, 5, **external[1])},
+        work("kernel", "unknown", 95, 5),
+    ]
+    if has_flows:
+        for number, launched, began in ((24, 12, 60), (25, 45, 85)):
+            events += [flow("s", number, 1, 1, launched), flow("f", number, 0, 7, began)]
+    trace = load(tmp_path, *events)
+    query = """SELECT s.name, up.name, s.parent_rule FROM spans s LEFT JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.level = 70 ORDER BY s.start_ns"""
+    found = [("gemm", "aten::mm", "correlation"), ("add", "aten::add", "correlation"), ("unknown", None, None)]
+    assert told(trace, query) == found
+    by = "external ids" if not has_flows else "flow events"
+    assert any(f"2 of 3 kernels and copies without a correlation id were matched by {by}" in str(note)
+               for note in trace.run["notes"]), trace.run["notes"]  # fmt: skip
+
+
+def test_an_external_id_of_several_launches_names_no_launch(tmp_path: Path) -> None:
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aten::mm", 10, 20, **{"External id": 7}),
+        box("cuda_runtime", "cudaLaunchKernel", 12, 2, **{"External id": 7}),
+        box("cuda_runtime", "cudaLaunchKernel", 16, 2, **{"External id": 7}),
+        work("kernel", "gemm", 60, 20, **{"External id": 7}),
+    )
+    query = "SELECT up.name, s.parent_rule FROM spans s JOIN spans up ON up.span_id = s.parent_id WHERE s.level = 70"
+    assert told(trace, query) == [("aten::mm", "external")]
+
+
+GEMM = Path(__file__).resolve().parents[3] / "shared/reports/traces/tracelens_gemm_01_external_id_only.json.gz"
+
+
+@pytest.mark.skipif(not GEMM.exists(), reason="no such trace lies in ../shared/reports/traces")
+@pytest.mark.parametrize("has_flows", [True, False])
+def test_all_kernels_of_a_real_trace_without_correlation_ids_find_their_operators(
+    tmp_path: Path, has_flows: bool
+) -> None:
+    events = json.loads(gzip.decompress(GEMM.read_bytes()))["traceEvents"]
+    trace = load(tmp_path, *(event for event in events if has_flows or event.get("cat") != "ac2g"))
+    query = """SELECT up.name, count(*) FROM spans s JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.level = 70 GROUP BY ALL"""
+    assert told(trace, query) == [("aten::mm", 20)]
+
+
 def test_nanoseconds_survive(tmp_path: Path) -> None:
     absolute = json.dumps({"schemaVersion": 1, "traceEvents": [box("cpu_op", "aten::a", 17, 2.003)]})
     (tmp_path / "absolute.json").write_text(absolute.replace('"ts": 17', '"ts": 1704067200123456.789'))

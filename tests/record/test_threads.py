@@ -79,7 +79,7 @@ def test_the_throughput_is_that_of_all_threads_per_wall_time() -> None:
         for number in range(50)
         for thread in range(2)
     ]
-    [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows).con)
+    [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows))
     assert found.mean_ns == pytest.approx(8 * MS)
     assert found.between_ns == 0
     assert found.overlap is not None
@@ -106,6 +106,6 @@ def test_steps_that_overlap_are_all_in_the_loop(tmp_path: Path) -> None:
     counts = trace.sql("SELECT count(*), count(DISTINCT step), count(DISTINCT thread) FROM loop").fetchall()
     assert counts == [(18, 18, 3)]
     assert trace.run["steps"]["skipped"] == 0
-    [found] = iterations(trace.con)
+    [found] = iterations(trace)
     assert found.overlap is not None
     assert found.overlap.at_once > 1.5

@@ -39,7 +39,7 @@ MIN_SEEN_SHARE = 0.5
 
 def of(trace: Trace) -> Account:
     """Return the account of a trace, computed anew; see `xsp.account.of`."""
-    loop = iterations(trace.con)
+    loop = iterations(trace)
     by_rank: dict[int, list[Window]] = {}
     for window in windows(trace):
         by_rank.setdefault(window.rank, []).append(window)

@@ -82,7 +82,7 @@ def _program(run: Run) -> Iterator[Finding]:
 
 
 def _own_iterations(trace: Trace) -> list[iterations.Iteration]:
-    return [iteration for iteration in iterations.iterations(trace.con) if iteration.rank == trace.rank]
+    return [iteration for iteration in iterations.iterations(trace) if iteration.rank == trace.rank]
 
 
 def _outside_step(trace: Trace) -> Iterator[Finding]:

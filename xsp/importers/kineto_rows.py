@@ -307,6 +307,8 @@ _RANGES = f"""
 OTHER_TABLES = {
     "ranges": "number BIGINT, name VARCHAR, device BIGINT, start_ns BIGINT, dur_ns BIGINT, args VARCHAR",
     "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
+    "flows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
+    "unnumbered_calls": "number BIGINT, external BIGINT",
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
     "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
     "operators": "number BIGINT, record_function_id BIGINT",
@@ -317,6 +319,11 @@ OTHER_TABLES = {
 _UNTIMED = "raw_sort IS NOT NULL AND sort IS NULL"
 _RECORD_FUNCTION = _Arguments(("Record function id",))
 _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces have it: a text search is faster
+
+
+_EXTERNAL = _Arguments(("External id", "external id"))
+_HAS_CORRELATION = "contains(args, '\"correlation\"')"
+_IS_UNNUMBERED_CALL = f"sort = 'runtime' AND NOT {_HAS_CORRELATION}"
 
 
 _ROWS = {
@@ -348,6 +355,8 @@ _TABLE_QUERIES = {
     f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
+    "unnumbered_calls": f"SELECT number, {_EXTERNAL.integer('External id', 'external id')} AS external "
+    f"FROM {_EXTERNAL.rows(_IS_UNNUMBERED_CALL)}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
     f"WHERE raw_sort IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
     "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
@@ -355,7 +364,14 @@ _TABLE_QUERIES = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.integer('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""The query on a portion that fills each of the tables other than `raw_spans`."""
+"""The query on a portion that fills each of the tables other than `raw_spans` and `flows`."""
+
+_FLOWS = (
+    f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
+    "WHERE category IN ('ac2g', 'async_cpu_to_gpu', 'async_gpu') AND ph IN ('s', 'f') "
+    f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}"
+)
+"""The query on a portion that fills `flows`. Traces with correlation ids, which say the same, need none."""
 
 
 def parse_integer(value: Any, below: int = MAX_TIME_NS) -> int | None:
@@ -371,8 +387,9 @@ class Rows:
     """Stores trace events of Kineto in `raw_spans`; `xsp.importers.kineto_whole` completes these when all are stored.
 
     Further tables are `ranges` (of the range profiler, see `xsp.importers.kineto_counters`), `arrows` (flows between
-    forward and backward operators), `left_out` (events that are not imported), `portions`, and `operators` (with their
-    numbers in execution traces, see `xsp.importers.chakra`).
+    forward and backward operators), `flows` (from calls to device work) and `unnumbered_calls` (calls without a
+    correlation id, with their external ids), `left_out` (events that are not imported), `portions`, and `operators`
+    (with their numbers in execution traces, see `xsp.importers.chakra`).
     """
 
     args: ClassVar[str] = "args"
@@ -381,6 +398,7 @@ class Rows:
     def begin(self, con: duckdb.DuckDBPyConnection, keys: Mapping[str, Any]) -> None:
         """Make the tables."""
         self.base_ns = parse_integer(keys.get(BASE)) or 0
+        self._needs_flows = True
         table.create(con, "raw_spans", RAW_COLUMNS)
         for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
@@ -393,5 +411,10 @@ class Rows:
         queries = (
             ({"raw_spans": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES
         )
+        self._needs_flows &= not con.execute(
+            f"SELECT 1 FROM portion WHERE sort = 'runtime' AND {_HAS_CORRELATION} LIMIT 1"
+        ).fetchall()
+        if self._needs_flows:
+            queries["flows"] = _FLOWS
         for name, select in queries.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

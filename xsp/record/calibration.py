@@ -7,7 +7,6 @@ time that its spans should have added; the difference between the two is the res
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from xsp.clock import monotonic_ns
@@ -95,26 +94,17 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
     return {**costs, "sweep_ns": percentile(sweep.times, 0.5)} if sweep.times else costs
 
 
-def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str, Any]:
-    """Return the cost of the context of a step in a stretch, in the form of `cost_per_span`.
+def boundary_cost(boundary: Callable[[], object]) -> dict[str, Any]:
+    """Return the cost of what xsp does at the boundary of a step in a burst, in the form of `cost_per_span`.
 
     Args:
-        step: returns the context; it is called some hundred times.
+        boundary: does it once; it is called some hundred times.
     """
     sweep = _Sweep()
-
-    def with_context() -> None:
-        with step():
-            pass
-
-    def without() -> None:
-        with _NO_CONTEXT:
-            pass
-
-    warm, cold = _Difference(Probe(with_context, spans=1)), _Difference(Probe(with_context, spans=1), sweep)
+    warm, cold = _Difference(Probe(boundary, spans=1)), _Difference(Probe(boundary, spans=1), sweep)
     for _ in range(ROUNDS):
         for difference in (warm, cold):
-            difference.time(difference.without, without)
+            difference.time(difference.without, _do_nothing)
             difference.time(difference.muted)
     return {
         "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": ROUNDS, "ns_passing": warm.ns,
@@ -122,7 +112,8 @@ def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str
     }  # fmt: skip
 
 
-_NO_CONTEXT = nullcontext()
+def _do_nothing() -> None:
+    pass
 
 
 class _Sweep:

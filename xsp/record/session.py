@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
-from xsp.record.calibration import context_cost
+from xsp.record.calibration import boundary_cost
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
@@ -214,7 +215,8 @@ class profile:
             return self
         self.records = self._has_begun = True
         listener = self._listener(self) if self._listener is not None else None
-        collecting.open(self._steps.listener(listener), self._steps.outline)
+        self._notify = self._steps.listener(listener)
+        collecting.open(self._notify, self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
         processes.call_in_children(_forget, before=_close_window)
@@ -281,10 +283,10 @@ class profile:
         steps.progress.end()
         steps.storing.wait(counts_cost=True)
         began_ns = clock.monotonic_ns()
-        context_costs = self._cost_of_context()
+        boundary_costs = self._cost_of_boundary()
         _active = None
         blocks.activate(None)
-        costs = steps.collecting.close(with_passing=steps.quiet.has_passed) | context_costs
+        costs = steps.collecting.close(with_passing=steps.quiet.has_passed) | boundary_costs
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if error_type is not None:
@@ -298,20 +300,30 @@ class profile:
         if not steps.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
-    def _cost_of_context(self) -> dict[str, Any]:
-        """Return the cost of the context of a step in a stretch, under the collector's name of recorded steps."""
+    def _cost_of_boundary(self) -> dict[str, Any]:
+        """Return the cost of the boundary of a step in a burst, under the collector's name of recorded steps."""
         quiet = self._steps.quiet
-        if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
+        if not quiet.has_passed:
             return {}
-        quiet.by_mark = False  # a mark does what a context does
+        if quiet.by_context or quiet.by_mark:
+            quiet.by_mark = False  # a mark does what a context does
+            boundary: Callable[[], object] = self._pass_context
+        elif quiet.by_signal is not None:
+            boundary = functools.partial(self._notify, quiet.by_signal, None)
+        else:
+            return {}
         quiet.hold()
         try:
-            return {"session": context_cost(self.step)}
+            return {"session": boundary_cost(boundary)}
         except Exception:  # a failure costs a figure, not the program
             return {}
         finally:
             quiet.remaining = 0
             self._steps.outline.clear()
+
+    def _pass_context(self) -> None:
+        with self.step():
+            pass
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
