@@ -426,6 +426,11 @@ def numbered_tables(folder: Path) -> list[Path]:
 _TABLE_NAME = re.compile(r"[0-9]+\.parquet")
 
 
+def has_waiting_spans(run: Path) -> bool:
+    """Return whether a directory holds received spans that are not in order yet."""
+    return any((run / INBOX).glob("*.parquet"))
+
+
 def is_run_directory(folder: Path) -> bool:
     """Return whether a folder is a run directory, complete or not, or that of a distributed program."""
     return any((folder / name).exists() for name in (RUN_FILE, STEPS, MERGED_FILE)) or bool(rank_parts(folder))

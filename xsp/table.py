@@ -64,6 +64,26 @@ def has_table(con: duckdb.DuckDBPyConnection, name: str) -> bool:
     return True
 
 
+def hold(con: duckdb.DuckDBPyConnection, names: Iterable[str], max_rows: int) -> None:
+    """Replace views of files by tables in memory with the same rows.
+
+    Args:
+        con: an engine.
+        names: names of views; those of tables, or of nothing, are left as they are.
+        max_rows: maximum number of rows; a view with more stays.
+    """
+    views = {name for (name,) in con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
+    for name in names:
+        with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
+            if name not in views:
+                continue
+            ((count,),) = con.execute(f"SELECT count(*) FROM {name}").fetchall()
+            if count <= max_rows:
+                con.execute(f"CREATE OR REPLACE TABLE held_{name} AS FROM {name}")
+                con.execute(f"DROP VIEW {name}")
+                con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
+
+
 def create(con: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column] = COLUMNS) -> None:
     """Create an empty table, replacing an existing one."""
     con.execute(f"CREATE OR REPLACE TABLE {name} ({', '.join(f'{c.name} {c.type}' for c in columns)})")

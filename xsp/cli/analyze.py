@@ -235,11 +235,9 @@ def _find(name: str) -> Analysis:
 
 def _overview(trace: Trace, path: str) -> None:
     """Print the first screen of a trace."""
-    from rich.console import Console
-
     from xsp.report import firstscreen
 
-    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), Console().width))
+    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), progress.terminal_width()))
 
 
 def _list(trace: Trace) -> None:

@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_screen(path: Path) -> None:
-    from rich.console import Console
-
     from xsp.errors import XspError
     from xsp.ingest import load
     from xsp.report import firstscreen
@@ -55,7 +53,7 @@ def _first_screen(path: Path) -> None:
         screen = firstscreen.first_screen(load.load(path), str(path))
     except XspError:
         return  # it was imported; what it lacks is said by the commands that read it
-    progress.echo("\n" + firstscreen.text(screen, Console().width))
+    progress.echo("\n" + firstscreen.text(screen, progress.terminal_width()))
 
 
 def _print_source(path: Path, run: Run) -> None:

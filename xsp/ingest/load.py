@@ -14,10 +14,9 @@ from typing import Any
 import duckdb
 
 from xsp import atomic, rundir, table
-from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
-from xsp.ingest import jobs, received, sources
+from xsp.ingest import jobs
 from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
@@ -27,6 +26,10 @@ from xsp.store.trace import Trace
 
 SETS = ("sweep", jobs.RUNS)
 """Kinds of directories that hold several runs."""
+
+MOST_HELD = 20_000
+"""Most rows of a table that are read into memory when a run is loaded, which takes about 1 µs a row: with so few rows,
+opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
 
 
 def load(
@@ -66,7 +69,7 @@ def load(
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
         return _load_imported(str(location))
-    if received.has_waiting_spans(location):
+    if rundir.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
@@ -209,6 +212,8 @@ def _is_parquet(file: Path) -> bool:
 
 def _load_imported(source: str) -> Trace:
     """Import a source into a temporary directory that exists as long as the trace."""
+    from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
+
     folder = atomic.temporary_folder()
     direct = sources.open_tables(Path(folder.name), [source])
     if direct is not None:
@@ -227,6 +232,8 @@ def _load_imported(source: str) -> Trace:
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
+    from xsp.ingest import received
+
     folder = atomic.temporary_folder()
     received.put_in_order(run_dir, Path(folder.name), finished=False)
     return _load_temporary(folder, Path(folder.name), kind)
@@ -268,6 +275,8 @@ def _load_files(
             _create_view(con, "before", earlier, columns, COLUMNS)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
+        from xsp.correlate import layers
+
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = location / rundir.MERGED_FILE if location.is_dir() else None
@@ -281,6 +290,8 @@ def _load_files(
         else:
             if "layer_id" in merged_columns:  # else it is merged again, from spans that now have a layer_id
                 _create_view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
+    if location.is_dir():
+        table.hold(con, ("spans", "merged", "before", "samples"), MOST_HELD)
     trace = true_trace(con, run, location, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
         command = f"xsp analyze {shlex.quote(str(location))} kinds"
