@@ -613,9 +613,9 @@ def test_a_manifest_that_fails_does_not_hide_the_results_of_others(
 
 def test_a_configuration_in_a_file_is_looked_for_in_the_folder_of_the_manifest(tmp_path: Path) -> None:
     asked = reading.of_plain({"model": {"name": "x", "source": "transformers:./c.json?vocab_size=9"}}).manifest
-    assert predictors._source(asked, tmp_path, "cpu")[0] == f"transformers:{tmp_path}/c.json?vocab_size=9"
+    assert predictors.source_of(asked, tmp_path, "cpu")[0] == f"transformers:{tmp_path}/c.json?vocab_size=9"
     plain = reading.of_plain({"model": {"name": "x", "source": "transformers:bert"}}).manifest
-    assert predictors._source(plain, tmp_path, "cpu")[0] == "transformers:bert"
+    assert predictors.source_of(plain, tmp_path, "cpu")[0] == "transformers:bert"
 
 
 @pytest.mark.slow

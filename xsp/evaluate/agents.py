@@ -165,6 +165,8 @@ def trust_objections(manifest: Manifest) -> list[str]:
         for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess))
         if function
     ]
+    if model.endpoint:
+        reasons.append("model.endpoint: no server is called for untrusted manifests")
     if manifest.software.environment:
         reasons.append("software.environment: variables are not set for untrusted manifests")
     file = None if model.command else model.parsed_source.file
