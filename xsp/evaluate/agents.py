@@ -101,6 +101,17 @@ class Agent(Protocol):
         """
         ...
 
+    def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> list[str] | None:
+        """Do everything that precedes the load, without storing anything, as `xsp.evaluate.running.check`.
+
+        Returns:
+            Notes on the samples; None if this agent does it only when it runs the manifest.
+
+        Raises:
+            ManifestError: it cannot be run, with the reason.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Options:
