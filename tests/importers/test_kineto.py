@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import xsp
+from xsp.cli import main
 from xsp.errors import TraceError
 from xsp.ingest import sources
 from xsp.store.trace import Trace
@@ -318,16 +319,23 @@ def test_names_stay_behind_unless_they_are_asked_for(tmp_path: Path) -> None:
     assert xsp.load(tmp_path / "with").run["names"] == {"traceName": "/home/ann/t.json", "host_name": "box7"}
 
 
-def test_files_of_ranks_become_a_job(tmp_path: Path) -> None:
+def test_files_of_ranks_become_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         file(
             tmp_path / f"r{rank}.json",
             box("cpu_op", "aten::a", rank, 5),
             distributedInfo={"rank": rank, "world_size": 4},
         )
-    trace = xsp.load(tmp_path)
-    assert told(trace, "SELECT rank, start_ns FROM spans WHERE level = 40 ORDER BY rank") == [(0, 0), (1, 1000)]
-    assert [rank["rank"] for rank in trace.run["ranks"]] == [0, 1]
+    files = sorted(tmp_path.iterdir())
+    for trace in (xsp.load(tmp_path), xsp.load(files)):
+        assert told(trace, "SELECT rank, start_ns FROM spans WHERE level = 40 ORDER BY rank") == [(0, 0), (1, 1000)]
+        assert [rank["rank"] for rank in trace.run["ranks"]] == [0, 1]
+    for typed in ([str(tmp_path)], list(map(str, files))):
+        capsys.readouterr()
+        assert main(["analyze", *typed]) == 0
+        assert "2 ranks" in capsys.readouterr().out
+        assert main(["analyze", *typed, "ops", "--format", "csv"]) == 0
+        assert "aten::a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
