@@ -24,6 +24,11 @@ _FORMULA = r"^[=+@\-\t\r]"
 _NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
 
+MOST_HELD = 20_000
+"""Most rows of files that are read into memory before they are queried, which takes about 1 µs a row: with so few rows,
+opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
+
+
 def connect() -> duckdb.DuckDBPyConnection:
     """Return a private in-memory engine that reads files, but loads no extensions and uses no network."""
     con = duckdb.connect(

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import xsp
-from xsp.ingest import load
+from xsp import table
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -23,13 +23,13 @@ def held(trace: Trace) -> set[str]:
 @pytest.fixture
 def on_disk(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     """That run, of which nothing is in memory."""
-    monkeypatch.setattr(load, "MOST_HELD", 0)
+    monkeypatch.setattr(table, "MOST_HELD", 0)
     return xsp.load(small_run)
 
 
 def test_a_small_run_is_read_into_memory_when_it_is_loaded(small_run: Path, on_disk: Trace) -> None:
     assert not {"spans", "merged"} & held(on_disk)
-    load.MOST_HELD = 100_000
+    table.MOST_HELD = 100_000
     trace = xsp.load(small_run)
     assert {"spans", "merged", "before", "samples"} == held(trace)
     for name in ("spans", "merged", "alike_spans", "before", "samples"):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,15 @@ def replace_unencodable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def prepare_result() -> None:
+    """Import what `show_result` uses for a single run."""
+    from xsp.advise import Needs, questions
+
+    for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
+        import_module(name)
+    questions(Needs.TRACE)
 
 
 def show_result(out: Path, remarks: bool = True) -> None:

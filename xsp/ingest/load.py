@@ -27,10 +27,6 @@ from xsp.store.trace import Trace
 SETS = ("sweep", jobs.RUNS)
 """Kinds of directories that hold several runs."""
 
-MOST_HELD = 20_000
-"""Most rows of a table that are read into memory when a run is loaded, which takes about 1 µs a row: with so few rows,
-opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
-
 
 def load(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -295,7 +291,7 @@ def _load_files(
             if "layer_id" in merged_columns:  # else it is merged again, from spans that now have a layer_id
                 _create_view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
     if location.is_dir():
-        table.hold(con, ("spans", "merged", "before", "samples"), MOST_HELD)
+        table.hold(con, ("spans", "merged", "before", "samples"), table.MOST_HELD)
     trace = true_trace(con, run, location, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
         command = f"xsp analyze {shlex.quote(str(location))} kinds"
