@@ -96,8 +96,8 @@ _ENGINE_KIND = r"""
          WHEN regexp_matches(name, '^execute_new_\d+_cached_\d+$') THEN 'mixed' END
 """
 """SQL of the kind of an engine's step, by its annotation: `execute_context_1(64)_generation_8(8)` of vLLM, with an
-earlier and a later form, and `step[DECODE bs=8]` of SGLang (vllm-project/vllm#22496, sgl-project/sglang#23419); null for
-other names."""
+earlier and a later form, and `step[DECODE bs=8]` of SGLang (vllm-project/vllm#22496, sgl-project/sglang#23419);
+null for other names."""
 
 
 def _engine_steps(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
