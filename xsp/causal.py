@@ -128,9 +128,9 @@ def cache_maker(spec: str, model: Any, prefix: Any) -> Callable[[], dict[str, An
     try:
         with torch.inference_mode():
             has_several = prefix.shape[1] > 1
-            name, cache = _find_cache(model, model(input_ids=prefix[:, :-1] if has_several else prefix, use_cache=True))
+            name, cache = find_cache(model, model(input_ids=prefix[:, :-1] if has_several else prefix, use_cache=True))
             if name and has_several:
-                name, cache = _find_cache(model, model(input_ids=prefix[:, -1:], use_cache=True, **{name: cache}))
+                name, cache = find_cache(model, model(input_ids=prefix[:, -1:], use_cache=True, **{name: cache}))
     except Exception as error:
         raise ModelError(f"{spec} cannot read {prefix.shape[-1]:,} tokens ({first_sentence(error)})") from error
     if not name:
@@ -140,7 +140,7 @@ def cache_maker(spec: str, model: Any, prefix: Any) -> Callable[[], dict[str, An
     return lambda: {name: _copy(cache)}
 
 
-def _find_cache(model: Any, output: Any) -> tuple[str, Any]:
+def find_cache(model: Any, output: Any) -> tuple[str, Any]:
     """Return the cache in a call's output, after its argument name in the next call; `("", None)` if there is none."""
     parameters = inspect.signature(model.forward).parameters
     outputs = output.items() if isinstance(output, Mapping) else ()

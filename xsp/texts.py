@@ -61,6 +61,11 @@ def amount(value: float | None, unit: str = "") -> str:
     return f"{digits} {_PREFIXES[place]}{unit}".rstrip()
 
 
+def at_least(text: str, is_partial: bool) -> str:
+    """Return the text of a sum, with `≥` before it if some of its parts are unknown; a dash stays one."""
+    return f"≥ {text}" if is_partial and text != MISSING else text
+
+
 def share_text(share: float, digits: int = 0) -> str:
     """Return a share in percent; one of a thousand percent or more without decimals."""
     return f"{100 * share:,.{digits if share < 10 else 0}f} %"

@@ -24,6 +24,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "block_timings": ("s", "again, median", "90th"),
     "compare_runs": ("false alarms %", "5 % slower found %"),
     "cupti_decode": ("ns a record [95 %]",),
+    "generation_load": ("xsp ÷ server", "xsp ÷ guidellm"),
     "gpu_attribution": ("exact %",),
     "gpu_drops": ("kernels a second, recorded", "dropped or lost"),
     "gpu_kineto": ("same names", "sum: cupti / kineto"),

@@ -611,11 +611,23 @@ def test_a_manifest_that_fails_does_not_hide_the_results_of_others(
     assert "good" in said.out
 
 
+@pytest.mark.slow
+def test_a_process_checks_as_this_one_does(board: Path) -> None:
+    for asked, reason in ((manifest(), ""), (manifest(model={"name": "none"}), "no board")):
+        agent, options = transports.SubprocessAgent(), Options(board / "store", trusted=True)
+        if not reason:
+            assert agent.check(asked, board, options, show_nothing) == []
+            continue
+        with pytest.raises(ManifestError, match=reason):
+            agent.check(asked, board, options, show_nothing)
+    assert not (board / "store").exists()
+
+
 def test_a_configuration_in_a_file_is_looked_for_in_the_folder_of_the_manifest(tmp_path: Path) -> None:
     asked = reading.of_plain({"model": {"name": "x", "source": "transformers:./c.json?vocab_size=9"}}).manifest
-    assert predictors._source(asked, tmp_path, "cpu")[0] == f"transformers:{tmp_path}/c.json?vocab_size=9"
+    assert predictors.source_of(asked, tmp_path, "cpu")[0] == f"transformers:{tmp_path}/c.json?vocab_size=9"
     plain = reading.of_plain({"model": {"name": "x", "source": "transformers:bert"}}).manifest
-    assert predictors._source(plain, tmp_path, "cpu")[0] == "transformers:bert"
+    assert predictors.source_of(plain, tmp_path, "cpu")[0] == "transformers:bert"
 
 
 @pytest.mark.slow

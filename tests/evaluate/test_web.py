@@ -52,6 +52,10 @@ class Fabricated:
             progress("halfway", 1, 2)
         return self.say()
 
+    def check(self, manifest: Any, folder: Path, options: Options, progress: Any) -> list[str]:
+        assert not options.trusted
+        return running.check(manifest, folder, options, FACTS, progress)
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -296,6 +300,27 @@ def test_a_manifest_is_checked_as_yaml_and_as_data(client: TestClient) -> None:
     assert "manifest:1: scenario.requests" in client.post(
         "/api/check", json={"yaml": "{model: {name: x}, scenario: {requests: none}}"}
     ).json()["error"]  # fmt: skip
+
+
+def test_a_check_refuses_what_an_evaluation_would_refuse_unless_one_runs(client: TestClient, agent: Fabricated) -> None:
+    steps = {**TINY, "model": {**TINY["model"], "inputs": [{"steps": ["decode"]}]}}
+
+    def check(**asked: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = client.post("/api/check", json=asked).json()
+        return answer
+
+    found = check(manifest=TINY)
+    assert (found["opened"], found["refused"], found["notes"]) == (True, [], [])
+    (reason,) = check(manifest=steps)["refused"]
+    assert "steps need samples from files" in reason
+    assert (check(manifest=steps, opens=False)["refused"], check(manifest=steps, opens=False)["opened"]) == ([], False)
+    job = client.post("/api/jobs", json={"manifest": TINY}).json()["id"]
+    assert agent.began.wait(WAIT_S)
+    busy = check(manifest=steps)
+    assert (busy["opened"], busy["refused"]) == (False, [])
+    assert "was not opened" in busy["notes"][0]
+    agent.go.set()
+    ended(client, job)
 
 
 # --- what never happens -----------------------------------------------------------------------------------------------

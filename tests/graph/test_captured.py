@@ -155,6 +155,38 @@ def test_a_training_step_has_phases_gradients_and_modules_in_backward() -> None:
     assert graph.edges_of(EdgeKind.REUSE)
 
 
+class Attends(nn.Module):
+    """Attention of four heads, with the options of one case."""
+
+    def __init__(self, mask: torch.dtype | None = None, pairs: bool = False, **options: object) -> None:
+        super().__init__()
+        self.proj, self.mask, self.pairs, self.options = nn.Linear(32, 32), mask, pairs, options
+
+    def forward(self, x):
+        query = self.proj(x).reshape(2, 6, 4, 8).transpose(1, 2)
+        key = query[:, :2] if self.pairs else query
+        mask = None if self.mask is None else torch.ones(6, 6, device=x.device).to(self.mask)
+        return nn.functional.scaled_dot_product_attention(
+            query, key, key, attn_mask=mask, enable_gqa=self.pairs, **self.options
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mask": torch.float32}, {"mask": torch.bool}, {"is_causal": True}, {"dropout_p": 0.1}, {"pairs": True}],
+)
+def test_attention_with_gradients_has_the_calls_of_the_processor(options, monkeypatch) -> None:
+    module, x = Attends(**options), torch.randn(2, 6, 32)
+    without_values = xsp.graph.of(module, x, train=True)
+    monkeypatch.setattr("xsp.graph.captured.without_values", lambda module: 1 / 0)
+    on_cpu = xsp.graph.of(module, x, train=True)
+    assert (without_values.settings["rung"], on_cpu.settings["rung"]) == ("moved to meta", "on the CPU")
+    assert [node.call.op for node in without_values.nodes] == [node.call.op for node in on_cpu.nodes]
+    assert [node.key for node in without_values.nodes] == [node.key for node in on_cpu.nodes]
+    fused = [node.call.op for node in on_cpu.nodes if "flash_attention" in node.call.op]
+    assert len(fused) == (0 if "dropout_p" in options else 2)
+
+
 class Decides(nn.Module):
     """Looks at what it is given, or at that times a weight."""
 

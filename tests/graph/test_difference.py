@@ -41,6 +41,19 @@ def test_a_graph_does_not_differ_from_itself() -> None:
     assert "3 calls in both, 0 only in the first" in difference.page(found)
 
 
+def test_a_sum_that_is_partly_unknown_is_a_lower_limit_in_a_difference() -> None:
+    found = dataclasses.replace(
+        difference.of(ONE, OTHER), measures=(("flops", 3_100_000_000, 12_345), ("bytes", None, 7), ("nodes", 3, 4)),
+        unknown={"flops": (2, 0), "bytes": (3, 1)},
+    )  # fmt: skip
+    rows = {line.split()[0]: line.split()[1:] for line in difference.page(found).splitlines() if line.strip()}
+    assert rows["flops"] == ["≥", "3.10", "G", "12,345"]
+    assert rows["bytes"] == ["unknown", "≥", "7"]
+    assert rows["nodes"] == ["3", "4"]
+    flops, *_, nodes = found.as_json()["measures"]
+    assert (flops["first_unknown"], flops["second_unknown"], "first_unknown" in nodes) == (2, 0, False)
+
+
 def test_a_difference_fits_the_terminal_and_gives_it_no_command() -> None:
     calls = [(f"aten::{'long' * 20}{number}", ["x"], f"y{number}") for number in range(30)]
     long = graph_of(*calls)

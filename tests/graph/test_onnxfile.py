@@ -403,3 +403,29 @@ def test_matrices_of_quantised_layers_are_weights_and_zero_points_are_none(tmp_p
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
     found = xsp.graph.of(tmp_path / "m.onnx")
     assert (found.parameters, found.measures()["weight_bytes"]) == (16 * 8 + 8, 16 * 8 + 8 * 4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "flops"),
+    [
+        (([2, 4, 5, 8], [2, 4, 7, 8], [2, 4, 7, 6]), {}, 2 * 2 * 4 * 5 * 7 * (8 + 6)),
+        (([2, 4, 5, 8], [2, 2, 7, 8], [2, 2, 7, 8]), {"is_causal": 1}, 2 * 2 * 4 * 5 * 7 * 16),
+        (([2, 5, 32], [2, 7, 16], [2, 7, 12]), {"q_num_heads": 4, "kv_num_heads": 2}, 2 * 2 * 4 * 5 * 7 * (8 + 6)),
+        (([2, 4, 5, 8], [2, 4, 7, 8], [2, 4, 7, 8], [2, 4, 3, 8], [2, 4, 3, 8]), {}, 2 * 2 * 4 * 5 * 10 * 16),
+    ],
+)
+def test_attention_counts_its_two_products_of_all_keys(
+    tmp_path: Path, shapes: tuple[list[int], ...], options: dict[str, int], flops: int
+) -> None:
+    if onnx.defs.onnx_opset_version() < 23:
+        pytest.skip("this onnx has no Attention")
+    names = ["q", "k", "v", "pk", "pv"][: len(shapes)]
+    inputs = names if len(names) == 3 else [*names[:3], "", *names[3:]]
+    outputs = ["y"] if len(names) == 3 else ["y", "nk", "nv"]
+    node = helper.make_node("Attention", inputs, outputs, "attention", **options)
+    given = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in zip(names, shapes, strict=True)]
+    made = [helper.make_tensor_value_info("y", FLOAT, None)]
+    model = helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=[helper.make_opsetid("", 23)])
+    onnx.save(model, tmp_path / "m.onnx")
+    measures = xsp.graph.of(tmp_path / "m.onnx").measures()
+    assert (measures["flops"], measures["flops_unknown"]) == (flops, 0)

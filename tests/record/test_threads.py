@@ -11,6 +11,7 @@ import pytest
 import xsp
 from xsp.record.threads import Gap, Threads
 from xsp.store.iterations import iterations
+from xsp.store.overlap import threads as threads_of
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -85,6 +86,13 @@ def test_the_throughput_is_that_of_all_threads_per_wall_time() -> None:
     assert found.overlap is not None
     assert found.overlap.at_once == pytest.approx(2, rel=0.02)
     assert found.samples_per_s == pytest.approx(8 / 0.010, rel=0.02)
+
+
+@pytest.mark.parametrize(("steps_on_second", "expected"), [(0, 1), (4, 1), (20, 2)])
+def test_a_few_steps_on_another_thread_are_exceptions(steps_on_second: int, expected: int) -> None:
+    rows = [{"step": number, "thread": 1 + (number < steps_on_second), "dur_ns": MS} for number in range(50)]
+    trace = with_loop(trace_of(spans("step s 0-2000", step=9)), rows)
+    assert threads_of(trace.con) == {(0, 0): expected}
 
 
 def test_steps_that_overlap_are_all_in_the_loop(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve, Point
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
-from xsp.texts import ns_text
+from xsp.texts import at_least, ns_text
 
 WIDTH = 80
 MOST_HOLES = 3
@@ -45,7 +45,7 @@ def page(curve: Curve, source: str, step: str = "") -> str:
 def _line(point: Point) -> str:
     construction = point.construction
     share = f"{100 * construction.coverage.nodes / construction.coverage.of_nodes:.0f} %"
-    total = "–" if construction.ns is None else ("≥ " if construction.is_lower_limit else "") + ns_text(construction.ns)
+    total = "–" if construction.ns is None else at_least(ns_text(construction.ns), construction.is_lower_limit)
     half = "–" if construction.half_ns is None else ns_text(construction.half_ns)
     error = "–" if point.error is None else f"{100 * point.error:+.1f} %"
     once = "–" if construction.once_ns is None else ns_text(construction.once_ns)

@@ -11,7 +11,7 @@ from xsp.bound.language import DECODE, Curve, Language, Point
 from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
-from xsp.texts import amount, milliseconds, ns_text
+from xsp.texts import amount, at_least, milliseconds, ns_text
 
 WIDTH = 79
 DRAWN_LENGTHS = 24
@@ -60,10 +60,10 @@ def _table(language: Language) -> list[str]:
     heads = "".join(f" {NAMES[curve.phase]:>11} {'± 95 %':>8} {'ceiling':>9}" for curve in reversed(language.curves))
     lines = [f"{'tokens':>7}{heads} {'cache':>9}"]
     for points in _rows(language):
-        cells = "".join(
-            f" {_at_least(point) + ns_text(point.ns):>11} {ns_text(point.half_ns):>8} {ns_text(point.ceiling_ns):>9}"
-            for point in points
-        )
+        cells = ""
+        for point in points:
+            total = at_least(ns_text(point.ns), not point.coverage.is_complete)
+            cells += f" {total:>11} {ns_text(point.half_ns):>8} {ns_text(point.ceiling_ns):>9}"
         lines.append(f"{points[0].tokens:7,}{cells} {amount(points[-1].active.state, 'B'):>9}")
     return lines
 
@@ -72,10 +72,6 @@ def _rows(language: Language) -> Iterator[list[Point]]:
     """Yield the points of each length: the point of reading if there is one, then that of decoding."""
     for index in range(len(language.decode.points)):
         yield [curve.points[index] for curve in reversed(language.curves)]
-
-
-def _at_least(point: Point) -> str:
-    return "" if point.ns is None or point.coverage.is_complete else "≥ "
 
 
 def _measured(language: Language) -> list[str]:

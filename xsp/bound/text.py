@@ -14,7 +14,7 @@ from xsp.bound.totals import Coverage, Total
 from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
 from xsp.scrub import plain
-from xsp.texts import cut, ns_text
+from xsp.texts import at_least, cut, ns_text
 
 WIDTH = 22
 """Number of characters of the longest bar."""
@@ -69,10 +69,8 @@ def _ladder(bound: Bound) -> list[str]:
     for rung in Rung:
         total = totals[rung]
         if rung in ladder:
-            prefix = "≥" if total.is_lower_limit else " "
-            lines.append(
-                f"{NAMES[rung]:15}{prefix}{ns_text(total.sequential):>9} {_interval(total):>17} {_bar(total, longest)}"
-            )
+            figure = at_least(ns_text(total.sequential), total.is_lower_limit)
+            lines.append(f"{NAMES[rung]:14} {figure:>10} {_interval(total):>17} {_bar(total, longest)}")
         elif rung in _explained_rungs(bound):
             head = f"{NAMES[rung]:15} {'–':>9}  "
             reason = plain(bound.absent.get(rung.value, ""))
@@ -129,9 +127,9 @@ def _parallel(bound: Bound) -> list[str]:
         order = bound.graph.known_by is KnownBy.ORDER
         return ["", "in parallel: unknown, a trace has only the order of calls"] if order else []
     total = bound.rungs[rung.value]
-    prefix = "≥ " if total.is_lower_limit else ""
-    figures = f"{ns_text(total.parallel)} without limit, at least {ns_text(total.machine)} here"
-    return ["", f"{NAMES[rung]}, in parallel: {prefix}{figures}, {ns_text(total.schedule)} scheduled"]
+    without_limit = at_least(ns_text(total.parallel), total.is_lower_limit)
+    figures = f"{without_limit} without limit, at least {ns_text(total.machine)} here"
+    return ["", f"{NAMES[rung]}, in parallel: {figures}, {ns_text(total.schedule)} scheduled"]
 
 
 def _coverage(bound: Bound) -> list[str]:

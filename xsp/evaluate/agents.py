@@ -101,6 +101,17 @@ class Agent(Protocol):
         """
         ...
 
+    def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> list[str] | None:
+        """Do everything that precedes the load, without storing anything, as `xsp.evaluate.running.check`.
+
+        Returns:
+            Notes on the samples; None if this agent does it only when it runs the manifest.
+
+        Raises:
+            ManifestError: it cannot be run, with the reason.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Options:
@@ -165,6 +176,8 @@ def trust_objections(manifest: Manifest) -> list[str]:
         for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess))
         if function
     ]
+    if model.endpoint:
+        reasons.append("model.endpoint: no server is called for untrusted manifests")
     if manifest.software.environment:
         reasons.append("software.environment: variables are not set for untrusted manifests")
     file = None if model.command else model.parsed_source.file

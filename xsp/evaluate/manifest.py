@@ -147,6 +147,10 @@ class Model(Part):
     command: list[str] = []
     """A program that speaks JSON lines, instead of a source."""
 
+    endpoint: str = ""
+    """Address of a server with OpenAI's completions (`http://127.0.0.1:8000/v1`), instead of a source. It knows the
+    model by `name`."""
+
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the weights."""
 
@@ -177,8 +181,9 @@ class Model(Part):
 
     @model_validator(mode="after")
     def _check_exclusive_fields(self) -> Model:
-        if self.source and self.command:
-            raise ValueError("source and command exclude each other: give one of them")
+        given = [name for name in ("source", "command", "endpoint") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
         if self.share and (self.command or self.parsed_source.is_program or self.parsed_source.is_python):
             raise ValueError("share is only for models by name (torchvision:…, timm:…, transformers:…, micro:…)")
         if self.share and self.job == "training":
@@ -253,12 +258,72 @@ class Dataset(Part):
     checksum: str = ""
 
 
+class Lengths(Part):
+    """A distribution of numbers of tokens: `64`, `[12, 80, 33]` to draw from a list, or its parameters by name."""
+
+    distribution: Literal["fixed", "uniform", "normal", "lognormal", "values"] = "fixed"
+    mean: Positive | None = None
+    """Of a fixed length, and of normal and lognormal distributions before they are limited to `least` and `most`."""
+
+    std: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
+    least: Count = 1
+    most: Count = 1_000_000
+    values: Annotated[list[Count], Field(max_length=100_000)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"mean": value}
+        if isinstance(value, list):
+            return {"distribution": "values", "values": value}
+        return value
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Lengths:
+        if self.distribution in ("fixed", "normal", "lognormal") and self.mean is None:
+            raise ValueError(f"a {self.distribution} length needs mean, in tokens")
+        if self.distribution == "uniform" and "most" not in self.model_fields_set:
+            raise ValueError("a uniform length needs most, and least if that is not 1")
+        if self.distribution == "values" and not self.values:
+            raise ValueError("lengths from a list need values")
+        if self.least > self.most:
+            raise ValueError(f"least, {self.least:,}, is above most, {self.most:,}")
+        return self
+
+
+class Generation(Part):
+    """Text that a language model generates for each request; end-of-text tokens do not end it."""
+
+    prompt: Lengths
+    """Tokens of a request's prompt."""
+
+    output: Lengths
+    """Tokens that a request generates."""
+
+    vocabulary: Count = 1000
+    """The numbers of a prompt's tokens are drawn from 0 to this, exclusive."""
+
+    slots: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Most requests that the model continues together; not used for an endpoint, whose server decides."""
+
+    ttft_ms: Positive | None = None
+    """Limit of goodput on the time to the first token; `latency_ms` is its limit on the whole request."""
+
+    tpot_ms: Positive | None = None
+    """Limit of goodput on a request's mean time per token after the first."""
+
+
+GENERATION_KINDS = ("online", "concurrent", "offline", "poisson", "constant", "burst", "replay")
+"""Loads in which requests can generate text."""
+
+
 class Scenario(Part):
     """The load."""
 
     kind: Literal[
         "online", "batched", "offline", "poisson", "constant", "replay", "max-rate", "multi-stream", "server",
-        "cold-start", "burst",
+        "cold-start", "burst", "concurrent",
     ] = "online"  # fmt: skip
     seed: Annotated[int, Field(ge=0)] = 0
     requests: Count = 50
@@ -276,15 +341,22 @@ class Scenario(Part):
     """Times at which the requests of a replay are due, in seconds after the first."""
 
     streams: Count = 1
+    """Inputs per request of multi-stream; users of a concurrent load, each of whom sends the next request when the one
+    before has ended."""
+
     together: Count = 1
     """Number of requests that arrive together in a burst."""
 
     latency_ms: Positive | None = None
-    """Limit of the percentile, in a search for the highest rate and in LoadGen's server scenario."""
+    """Limit of the percentile, in a search for the highest rate and in LoadGen's server scenario; limit of goodput on
+    the whole request if the requests generate text."""
 
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
     driver: Literal["xsp", "loadgen"] = "xsp"
     """What issues the requests: xsp, or MLPerf's LoadGen."""
+
+    generation: Generation | None = None
+    """Prompts and output lengths, if the requests generate text."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Scenario:
@@ -300,7 +372,19 @@ class Scenario(Part):
             raise ValueError("together is only for a burst; in other scenarios requests arrive one by one")
         if self.batches and self.kind not in ("batched", "offline"):
             raise ValueError("batches is only for batched and offline scenarios; others have one batch size")
+        if self.kind == "concurrent" and self.generation is None:
+            raise ValueError("a concurrent load needs generation: other models serve one request at a time")
+        if self.generation is not None:
+            self._check_generation()
         return self
+
+    def _check_generation(self) -> None:
+        if self.kind not in GENERATION_KINDS:
+            raise ValueError(f"generation has the loads {', '.join(GENERATION_KINDS)}, but not {self.kind}")
+        if self.driver == "loadgen":
+            raise ValueError("MLPerf's LoadGen does not time tokens; omit driver, or generation")
+        if self.sizes != (1,):
+            raise ValueError("a request with generation has one prompt: omit batch and batches")
 
     def _check_loadgen(self) -> None:
         if self.kind not in ("online", "multi-stream", "server", "offline"):

@@ -263,7 +263,7 @@ def problems(manifest: Manifest) -> list[str]:
     """Return the reasons why no agent can run a manifest's model or its steps; empty if there are none."""
     model = manifest.model
     reasons = []
-    if not model.source and not model.command:
+    if not model.source and not model.command and not model.endpoint:
         reasons.append(
             "model.source is missing: torchvision:…, timm:…, transformers:…, a .pt2 or .onnx file, or a command"
             + ("; files of a published manifest are not fetched" if model.files else "")
@@ -273,8 +273,12 @@ def problems(manifest: Manifest) -> list[str]:
     scenario = manifest.scenario
     if scenario.batch > 1 and scenario.kind in ("server", "multi-stream"):
         reasons.append(f"scenario.batch: requests of {scenario.kind} have one input, or one per stream: remove it")
-    if scenario.streams > 1 and scenario.kind != "multi-stream":
+    if scenario.streams > 1 and scenario.kind not in ("multi-stream", "concurrent"):
         reasons.append(f"scenario.streams: {scenario.kind} has none: remove it, or write kind: multi-stream")
+    if model.endpoint and scenario.generation is None:
+        reasons.append("model.endpoint: an endpoint generates text: give scenario.generation, prompt and output")
+    if scenario.generation is not None:
+        reasons += _generation_problems(manifest)
     for side, function in (("preprocess", model.preprocess), ("postprocess", model.postprocess)):
         if isinstance(function, str) and function:
             reasons.append(
@@ -291,6 +295,21 @@ def problems(manifest: Manifest) -> list[str]:
                 except ManifestError as error:
                     reasons.append(f"model.{side}[{index}].steps[{position}]: {error}")
     return reasons
+
+
+def _generation_problems(manifest: Manifest) -> list[str]:
+    """Return what of a manifest does not go with generated text."""
+    model = manifest.model
+    excluded = {
+        "model.command": model.command, "model.share": model.share, "model.inputs": model.inputs,
+        "model.outputs": model.outputs, "model.preprocess": model.preprocess, "model.postprocess": model.postprocess,
+        "model.source": model.parsed_source.is_program,
+        "dataset.source": manifest.dataset.source != "synthetic",
+    }  # fmt: skip
+    return [
+        f"{name}: not used if requests generate text, see scenario.generation" for name, value in excluded.items()
+        if value
+    ]  # fmt: skip
 
 
 def _is_function_path(text: str) -> bool:

@@ -143,10 +143,7 @@ class Torch:
         if dtype is not torch.float32 and not model.share:
             module = module.to(dtype)
         if drawn:
-            notes.append(
-                f"{_names_text(drawn)} is initialised with zeros, so outputs would not depend on the input: "
-                "drawn from the seed instead"
-            )
+            notes.append(drawn_note(drawn))
         return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
@@ -177,7 +174,7 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    source, settings = _source(manifest, folder, device)
+    source, settings = source_of(manifest, folder, device)
     try:
         built = models.on_device(source, _build_on_host(source, settings), settings)
     except ModelError as error:
@@ -186,7 +183,8 @@ def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[An
     return built.model, built.args, built.kwargs
 
 
-def _source(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
+def source_of(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
+    """Return the name of a manifest's model, with paths from its folder, and the settings to build it."""
     model = manifest.model
     parsed, source = model.parsed_source, model.source
     if parsed.is_python:
@@ -211,7 +209,7 @@ def _load_shared(
     if device != "cpu":
         raise ManifestError("model.share: weights are shared only in host memory; omit hardware.gpu, or share")
     model = manifest.model
-    source, settings = _source(manifest, folder, device)
+    source, settings = source_of(manifest, folder, device)
     dtype = getattr(torch, model.precision)
     try:
         shared = sharing.load(
@@ -252,8 +250,10 @@ def draw_zero_weights(torch: Any, module: Any, seed: int) -> list[str]:
     return drawn
 
 
-def _names_text(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def drawn_note(names: list[str]) -> str:
+    """Return a note on layers whose weights were drawn."""
+    layers = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{layers} is initialised with zeros, so outputs would not depend on the input: drawn from the seed instead"
 
 
 def _load_exported(torch: Any, manifest: Manifest, folder: Path) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -161,6 +161,10 @@ class RayAgent:
             raise ManifestError(reply["error"])
         return _store_files(reply["files"], manifest, options.store)
 
+    def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> None:
+        """Return None: another machine opens a manifest only to run it."""
+        del manifest, folder, options, progress
+
 
 def _store_files(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
     with results.new_result(store, manifest.identity) as (staging, paths):

@@ -73,6 +73,27 @@ class _Accuracy(_Form):
         return self
 
 
+Ends = Annotated[list[float | None], Field(min_length=2, max_length=2)]
+
+
+class _Generation(_Form):
+    prompt_tokens: Count
+    output_tokens: Count
+    output_tokens_per_s: float | None
+    ttft_intervals_ms: dict[Text, Ends]
+    itl_intervals_ms: dict[Text, Ends]
+    tpot_intervals_ms: dict[Text, Ends]
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    goodput_per_s: float | None = None
+    goodput_share: Share | None = None
+    goodput_share_interval: tuple[Share, Share] | None = Field(None, strict=False)
+
+
 class _Part(_Form):
     batch: Annotated[int, Field(ge=1, lt=1 << 31)]
     requests: Count
@@ -92,6 +113,7 @@ class _Part(_Form):
     rate_high: float | None = None
     rate_estimate: float | None = None
     probes: list[dict[Text, Any]] = []
+    generation: _Generation | None = None
 
     @model_validator(mode="after")
     def _has_whole_search(self) -> _Part:

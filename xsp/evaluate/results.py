@@ -6,6 +6,7 @@ STORE/4f1c2a9b03de-0001/
   result.json          identity, agent, environment, figures of each batch size, digest of the outputs
   evaluation.parquet   the same as one row for each batch size
   requests.parquet     a row for each request: batch, due, issued, start, end, in nanoseconds
+  tokens.parquet       a row for each arrival of generated tokens, in nanoseconds
   outputs.npz          outputs of the model for the first samples
   run/                 the trace, if requested: a run directory
   advice.json          advice from the trace, best first
@@ -50,6 +51,9 @@ REQUESTS = "requests.parquet"
 RUN = "run"
 BOUND = "bound.json"
 ADVICE = "advice.json"
+
+GENERATION_FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
+"""Figures of generated text that tables and comparisons have, see `xsp.evaluate.generation.timing`."""
 
 NAME = re.compile(r"[0-9a-f]{12}-\d{4,}")
 DIGITS = 12
@@ -311,10 +315,10 @@ def write(folder: Path, manifest: Manifest, content: Mapping[str, Any], parts: M
                     "kind VARCHAR, "
                     "batch BIGINT, agent VARCHAR, environment VARCHAR, outputs VARCHAR, requests BIGINT, "
                     "p50_ms DOUBLE, p90_ms DOUBLE, p99_ms DOUBLE, trimmed_mean_ms DOUBLE, inputs_per_s DOUBLE, "
-                    "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE, top1 DOUBLE, top5 DOUBLE)")  # fmt: skip
-        con.executemany(
-            "INSERT INTO evaluation VALUES (" + ", ".join("?" * 20) + ")", [list(row) for row in _rows(document)]
-        )
+                    "started VARCHAR, rate_low DOUBLE, rate_high DOUBLE, top1 DOUBLE, top5 DOUBLE"
+                    + "".join(f", {name} DOUBLE" for name in GENERATION_FIGURES) + ")")  # fmt: skip
+        rows = [list(row) for row in _rows(document)]
+        con.executemany("INSERT INTO evaluation VALUES (" + ", ".join("?" * len(rows[0])) + ")", rows)
         con.execute(f"COPY evaluation TO {table.path_literal(folder / 'evaluation.parquet')} (FORMAT parquet)")
     finally:
         con.close()
@@ -330,6 +334,7 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             part["p50_ms"], part["p90_ms"], part["p99_ms"], part["trimmed_mean_ms"], part["inputs_per_s"],
             document["started"], part.get("rate_low"), part.get("rate_high"),
             (document.get("accuracy") or {}).get("top1"), (document.get("accuracy") or {}).get("top5"),
+            *((part.get("generation") or {}).get(name) for name in GENERATION_FIGURES),
         )  # fmt: skip
 
 

@@ -33,6 +33,8 @@ from xsp.evaluate import (
     userfunctions,
 )
 from xsp.evaluate.agents import Facts, Options, Progress
+from xsp.evaluate.generation import measuring as generation
+from xsp.evaluate.generation import timing
 from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
@@ -142,10 +144,38 @@ def evaluate(
     if reasons := objections(manifest, facts):
         raise ManifestError(f"{manifest.title} cannot be evaluated by {facts.name}: " + "; ".join(reasons))
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    with (
-        results.new_result(options.store, manifest.identity) as (staging, paths),
-        _opened(manifest, folder, options, progress) as prepared,
-    ):
+    measure = _evaluate_predictions if manifest.scenario.generation is None else _evaluate_generation
+    with results.new_result(options.store, manifest.identity) as (staging, paths):
+        measured = measure(manifest, folder, options, staging, progress)
+        np.savez(staging / results.OUTPUTS, **measured.outputs)  # type: ignore[arg-type]
+        content = {
+            "name": manifest.title,
+            "kind": manifest.scenario.kind,
+            "started": started,
+            "xsp": version.__version__,
+            "transport": transport,
+            "agent": results.plain_facts(facts),
+            **measured.content,
+        }
+        results.write(staging, manifest, content, measured.parts)
+    return paths[0]
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """What a result consists of, beside the facts of its agent."""
+
+    outputs: dict[str, Array]
+    parts: dict[int, Requests]
+    """Requests by batch size."""
+
+    content: dict[str, Any]
+
+
+def _evaluate_predictions(
+    manifest: Manifest, folder: Path, options: Options, staging: Path, progress: Progress
+) -> _Evaluated:
+    with _opened(manifest, folder, options, progress) as prepared:
         measurements = _measure(manifest, folder, prepared, progress)
         batch = prepared.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
         predictor, handle = prepared.predictor, prepared.handle
@@ -158,14 +188,8 @@ def evaluate(
             *_search_notes(measurements.search_result),
             *extra_notes,
         ]
-        np.savez(staging / results.OUTPUTS, **measurements.outputs)  # type: ignore[arg-type]
         content = {
-            "name": manifest.title,
-            "kind": manifest.scenario.kind,
-            "started": started,
-            "xsp": version.__version__,
-            "transport": transport,
-            "agent": results.plain_facts(facts),
+            **_environment_content(measurements.circumstances),
             **_measured_content(prepared, measurements),
             "open_ms": prepared.open_ns / 1e6,
             "parts": [
@@ -175,15 +199,54 @@ def evaluate(
             ],
             "notes": notes,
         }
-        results.write(staging, manifest, content, measurements.parts)
-    return paths[0]
+    return _Evaluated(measurements.outputs, measurements.parts, content)
+
+
+def _evaluate_generation(
+    manifest: Manifest, folder: Path, options: Options, staging: Path, progress: Progress
+) -> _Evaluated:
+    scenario = manifest.scenario
+    with generation.opened(manifest, folder, options, progress) as generator:
+        outputs = generator.alone(generation.MOST_OUTPUTS)
+        watch = contention.Watch()
+        generated = generator.load(schedule(scenario, 1), progress)
+        circumstances = {**environment.circumstances(), **watch.changes()}
+    generation.write_tokens(staging / generation.TOKENS, generated)
+    requests = generated.requests
+    wanted = {"trace": options.levels, "bound": options.needs_bound}
+    content = {
+        **_environment_content(circumstances),
+        "samples": {"count": len(generator.prompts), "checksum": generator.prompts.checksum},
+        "outputs": {"digest": results.digest(outputs), "samples": len(outputs)},
+        "accuracy": None,
+        "simulated": False,
+        "open_ms": generator.open_ns / 1e6,
+        "parts": [
+            figures.of_part(scenario, 1, requests, None) | {"generation": timing.figures(generated, scenario)}
+        ],
+        "notes": [
+            *generator.notes,
+            *(f"no {name}: for the steps that generate text see `xsp {command} MODEL --decode N`"
+              for (name, is_wanted), command in zip(wanted.items(), ("profile", "bound"), strict=True) if is_wanted),
+        ],
+    }  # fmt: skip
+    return _Evaluated(outputs, {1: requests}, content)
+
+
+def _environment_content(circumstances: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a result that describe the environment of this process."""
+    snapshot = environment.current_environment()
+    return {
+        "environment": {"hash": snapshot.hash, "equal": dict(snapshot.properties), "noted": dict(circumstances)},
+        "threads": predictors.thread_count(),
+    }
 
 
 def check(manifest: Manifest, folder: Path, options: Options, facts: Facts, progress: Progress) -> list[str]:
     """Do everything that precedes the load of an evaluation, without storing anything.
 
     That is: open the model and its functions, read the samples, apply the steps to each, and predict once for each of
-    the samples whose outputs would be kept, and once for each batch size.
+    the samples whose outputs would be kept, and once for each batch size; or generate the text of the longest request.
 
     Args:
         manifest: what would be evaluated.
@@ -200,6 +263,10 @@ def check(manifest: Manifest, folder: Path, options: Options, facts: Facts, prog
     """
     if reasons := objections(manifest, replace(facts, trusts=options.trusted)):
         raise ManifestError("; ".join(reasons))
+    if manifest.scenario.generation is not None:
+        with generation.opened(manifest, folder, options, progress) as generator:
+            generator.first()
+        return []
     with _opened(manifest, folder, options, progress) as prepared:
         _outputs(prepared)
         total = len(prepared.samples) if prepared.samples.labels else len(prepared.raw)
@@ -271,13 +338,9 @@ def _measure(manifest: Manifest, folder: Path, prepared: PreparedModel, progress
 
 
 def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> dict[str, Any]:
-    """Return the fields of a result that describe its environment, samples and outputs."""
-    snapshot, samples = environment.current_environment(), prepared.samples
+    """Return the fields of a result that describe its samples and outputs."""
+    samples = prepared.samples
     return {
-        "environment": {
-            "hash": snapshot.hash, "equal": dict(snapshot.properties), "noted": measurements.circumstances,
-        },
-        "threads": predictors.thread_count(),
         "samples": {"count": len(samples), "checksum": samples.checksum},
         "outputs": {
             "digest": results.digest(measurements.outputs), "samples": min(len(prepared.raw), MOST_OUTPUTS),
@@ -480,6 +543,7 @@ def schedule(scenario: Scenario, batch: int) -> Schedule:
         "constant": lambda: schedules.constant(rate, requests, batch),
         "server": lambda: schedules.server(rate, requests, scenario.seed),
         "multi-stream": lambda: schedules.multi_stream(requests, scenario.streams),
+        "concurrent": lambda: schedules.online(requests),
         "replay": lambda: schedules.replay(scenario.times_s, batch),
     }
     if scenario.kind not in builders:

@@ -11,11 +11,17 @@ from typing import Any
 from xsp.comparison.conclusion import conclusion
 from xsp.evaluate import labelled
 from xsp.evaluate.quality.judging import Judgement
-from xsp.evaluate.results import RUN, Result
+from xsp.evaluate.results import GENERATION_FIGURES, RUN, Result
 from xsp.evaluate.standings import Comparison, Standing
 from xsp.texts import cut, short_number
 
 WIDTH = 80
+
+KINDS = {"ttft": "first token", "itl": "between tokens", "tpot": "per token after it"}
+"""The times of generated tokens, and their names in tables."""
+
+LIMITS = {"ttft_ms": "first token", "tpot_ms": "per token", "latency_ms": "request"}
+"""The limits of goodput, and their names in sentences."""
 
 
 def results_table(results: Sequence[Result]) -> str:
@@ -37,7 +43,44 @@ def results_table(results: Sequence[Result]) -> str:
         notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
         notes.append("~ times reported by a simulator")
-    return "\n".join([table(header, rows, 3), *notes])
+    return "\n".join([table(header, rows, 3), *_generation_lines(results), *notes])
+
+
+def _generation_lines(results: Sequence[Result]) -> list[str]:
+    """Return a table of the times of generated tokens, and their rates; none if no result generated text."""
+    generated = [
+        (result, part["generation"], result.manifest.get("scenario") or {}) for result in results
+        for part in result.parts
+        if part.get("generation")
+    ]  # fmt: skip
+    if not generated:
+        return []
+
+    def interval(found: Mapping[str, Any], name: str, key: str) -> str:
+        ends = found[f"{name}_intervals_ms"].get(key, (None, None))
+        return f"{figure(ends[0])} to {figure(ends[1])}"
+
+    rows = [
+        (
+            result.name, kind, figure(found.get(f"{name}_p50_ms")), interval(found, name, "p50"),
+            figure(found.get(f"{name}_p99_ms")), interval(found, name, "p99"),
+        )
+        for result, found, _ in generated for name, kind in KINDS.items()
+    ]  # fmt: skip
+    header = ("result", "generated text", "p50 ms", "95 % interval", "p99 ms", "95 % interval")
+    lines = ["", table(header, rows, 2)]
+    for result, found, scenario in generated:
+        text = f"{result.name}: {figure(found['output_tokens_per_s'])} generated tokens/s"
+        if found.get("goodput_share_interval") is not None:
+            low, high = found["goodput_share_interval"]
+            limits = {**(scenario.get("generation") or {}), "latency_ms": scenario.get("latency_ms")}
+            kept = ", ".join(
+                f"{words} {figure(limits[name])} ms" for name, words in LIMITS.items() if limits.get(name) is not None
+            )
+            share = f"{100 * (found.get('goodput_share') or 0):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+            text += f"; goodput {figure(found.get('goodput_per_s'))} requests/s, {share} within {kept}"
+        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
+    return lines
 
 
 def mark(result: Result, part: Any) -> str:
@@ -91,11 +134,11 @@ def comparison_text(comparison: Comparison) -> str:
     rows = []
     parts_after = {part["batch"]: part for part in comparison.after.parts}
     for part in comparison.before.parts:
-        part_after = parts_after.get(part["batch"])
-        for name in (*FIGURES, "rate_low", "rate_high"):
-            if part_after is None or name not in part or name not in part_after:
+        figures_after = _figures(parts_after.get(part["batch"], {}))
+        for name, before in _figures(part).items():
+            if name not in figures_after:
                 continue
-            before, after = part[name], part_after[name]
+            after = figures_after[name]
             change = f"{100 * (after / before - 1):+.1f} %" if before and after else "-"
             rows.append((name.replace("_", " "), str(part["batch"]), figure(before), figure(after), change))
     before, after = comparison.before.accuracy, comparison.after.accuracy
@@ -194,7 +237,8 @@ def _layers_json(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _figures(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: part[name] for name in (*FIGURES, "rate_low", "rate_high") if name in part}
+    known = {**part, **(part.get("generation") or {})}
+    return {name: known[name] for name in (*FIGURES, "rate_low", "rate_high", *GENERATION_FIGURES) if name in known}
 
 
 def judgement_text(judgement: Judgement) -> str:

@@ -43,6 +43,10 @@ class InProcessAgent:
         """Run a manifest in this process."""
         return running.evaluate(manifest, folder, options, self._facts, _throttled(progress))
 
+    def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> list[str]:
+        """Do everything that precedes the load, in this process."""
+        return running.check(manifest, folder, options, self._facts, _throttled(progress))
+
 
 class SubprocessAgent:
     """The agent with a subprocess per manifest, started with its variables and threads; it ends with this process."""
@@ -70,10 +74,23 @@ class SubprocessAgent:
         if not options.trusted and (reasons := agents.trust_objections(manifest)):
             raise ManifestError(f"{manifest.title} cannot be evaluated by {self._name}: " + "; ".join(reasons))
         with results.staging(options.store, manifest.identity) as staging:
-            result = self._run_subprocess(manifest, folder, replace(options, store=staging.resolve()), progress)
-            return results.publish(options.store, manifest.identity, result)
+            inner_options = replace(options, store=staging.resolve())
+            answer = self._run_subprocess(manifest, folder, inner_options, progress)
+            return results.publish(options.store, manifest.identity, Path(answer["result"]))
 
-    def _run_subprocess(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> Path:
+    def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> list[str]:
+        """Do everything that precedes the load, in a new process.
+
+        Raises:
+            ProcessLost, ManifestError: as for `submit`.
+        """
+        notes: list[str] = self._run_subprocess(manifest, folder, options, progress, checks_only=True)["notes"]
+        return notes
+
+    def _run_subprocess(
+        self, manifest: Manifest, folder: Path, options: Options, progress: Progress, checks_only: bool = False
+    ) -> dict[str, Any]:
+        """Return the last message of a process that runs or checks a manifest."""
         threads = manifest.software.threads
         thread_variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         try:
@@ -89,14 +106,14 @@ class SubprocessAgent:
         try:
             process.ask({
                 "manifest": manifest.plain(), "folder": str(folder.resolve()), "name": self._name,
-                "labels": self._labels, "transport": self._transport,
+                "labels": self._labels, "transport": self._transport, "checks_only": checks_only,
                 "options": {**asdict(options), "store": str(options.store)},
             })  # fmt: skip
             message: dict[str, Any] = {"progress": ["starting", 0, 1]}
             while line := _next_line(process, progress, message["progress"]):
                 message = json.loads(line)
-                if "result" in message:
-                    return Path(message["result"])
+                if "result" in message or "notes" in message:
+                    return message
                 if "error" in message:
                     raise ManifestError(message["error"])
                 progress(*message["progress"])
@@ -169,14 +186,18 @@ def work(parent: int, answers: int) -> None:
             manifest = reading.of_plain(request["manifest"]).manifest
             options = Options(**{**request["options"], "store": Path(request["options"]["store"])})
             facts = agents.local_facts(request["name"], request["labels"])
-            result_dir = running.evaluate(
-                manifest, Path(request["folder"]), options, facts, progress, request["transport"]
-            )
+            folder = Path(request["folder"])
+            answer: dict[str, Any]
+            if request["checks_only"]:
+                answer = {"notes": running.check(manifest, folder, options, facts, progress)}
+            else:
+                path = running.evaluate(manifest, folder, options, facts, progress, request["transport"])
+                answer = {"result": str(path)}
         except Exception as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
             send({"error": reason})
         else:
-            send({"result": str(result_dir)})
+            send(answer)
 
 
 def local_agents(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:

@@ -11,7 +11,7 @@ from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Node
 from xsp.graph.text import shapes
 from xsp.scrub import plain
-from xsp.texts import amount, cut
+from xsp.texts import amount, at_least, cut
 
 MOST_LINES = 12
 """Most lines per table."""
@@ -48,6 +48,9 @@ class GraphDifference:
     measures: tuple[tuple[str, Any, Any], ...]
     """Name and both values of each measure that differs."""
 
+    unknown: Mapping[str, tuple[int, int]]
+    """Of the measures that are sums over calls: the numbers of calls whose figure is unknown, and not in the sum."""
+
     def as_json(self) -> dict[str, Any]:
         """Return the plain values that `xsp graph --compare --format json` prints."""
         return {
@@ -58,7 +61,11 @@ class GraphDifference:
             "only_second": self.only[1],
             "calls": [vars(row) for row in self.calls],
             "modules": [{"module": name, "only_first": a, "only_second": b} for name, a, b in self.modules],
-            "measures": [{"measure": name, "first": a, "second": b} for name, a, b in self.measures],
+            "measures": [
+                {"measure": name, "first": a, "second": b}
+                | dict(zip(("first_unknown", "second_unknown"), self.unknown.get(name, ()), strict=False))
+                for name, a, b in self.measures
+            ],
         }
 
 
@@ -71,6 +78,7 @@ def of(first: Graph, second: Graph) -> GraphDifference:
         for key, node in nodes_by_key.items()
         if counts[0][key] != counts[1][key]
     ]
+    both = measures(first), measures(second)
     rows.sort(key=lambda row: (-abs(row.first - row.second), row.op, row.key))
     return GraphDifference(
         (first.name, second.name),
@@ -78,7 +86,8 @@ def of(first: Graph, second: Graph) -> GraphDifference:
         ((counts[0] - counts[1]).total(), (counts[1] - counts[0]).total()),
         tuple(rows),
         tuple(_modules(first, second)),
-        tuple(_measures(measures(first), measures(second))),
+        tuple(_measures(*both)),
+        {name: (both[0][f"{name}_unknown"], both[1][f"{name}_unknown"]) for name in ("flops", "bytes")},
     )
 
 
@@ -91,7 +100,12 @@ def page(difference: GraphDifference) -> str:
     ]
     if difference.measures:
         lines += ["", f"{'measure':28} {'first':>16} {'second':>16}"]
-        lines += [f"{name[:28]:28} {_cell(a):>16} {_cell(b):>16}" for name, a, b in difference.measures]
+        for name, a, b in difference.measures:
+            first, second = (
+                at_least(_cell(value), unknown > 0 and value is not None)
+                for value, unknown in zip((a, b), difference.unknown.get(name, (0, 0)), strict=True)
+            )
+            lines.append(f"{name[:28]:28} {first:>16} {second:>16}")
     if difference.calls:
         lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
         lines += [

@@ -1,7 +1,7 @@
 """Result layouts of the processor's kernels, for operators that give other layouts without values.
 
 Without values attention runs in its mathematical form, and a convolution returns a contiguous result. Calls are timed
-on the processor, so the calls after these operators should get the strides that its kernels return.
+on the processor, so the calls should be those that it makes, and get the strides that its kernels return.
 """
 
 from __future__ import annotations
@@ -39,23 +39,52 @@ def attention(
     **options: Any
 ) -> Any:  # fmt: skip
     """Return the result of attention, laid out as its query if the processor would use the fused kernel."""
-    mask = options.get("attn_mask", mask)
-    dropout, causal = options.get("dropout_p", dropout), options.get("is_causal", causal)
-    scale, grouped = options.get("scale"), bool(options.get("enable_gqa"))
+    mask = options.pop("attn_mask", mask)
+    dropout, causal = options.pop("dropout_p", dropout), options.pop("is_causal", causal)
+    with _disable_current_modes():
+        return torch.empty_like(query) if _is_fused(query, key, value, mask, dropout, causal, **options) else result
+
+
+def differentiable_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    **options: Any
+) -> Any:  # fmt: skip
+    """Call the processor's fused attention on tensors without values, as the processor does if there are gradients.
+
+    Without values PyTorch divides attention into products and a softmax as soon as there are gradients to compute.
+
+    Returns:
+        Its result; None if the tensors have values or no gradients, or the processor would use the mathematical form.
+    """
+    tensors = query, key, value
+    if any(tensor.device.type != "meta" for tensor in tensors) or not any(tensor.requires_grad for tensor in tensors):
+        return None
+    with _disable_current_modes():
+        if not _is_fused(*tensors, attn_mask, dropout_p, is_causal, **options):
+            return None
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # as the processor converts it
+        hidden = torch.ops.aten.scalar_tensor(float("-inf"), dtype=query.dtype)
+        attn_mask = torch.where(attn_mask, 0.0, hidden)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *tensors, dropout_p, is_causal, attn_mask=attn_mask, scale=options.get("scale")
+    )[0]
+
+
+def _is_fused(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:  # fmt: skip
+    """Return whether the processor would use the fused kernel; outside of modes."""
     try:
-        with _disable_current_modes():
-            substitutes: list[Any] = [
-                None if tensor is None else _on_cpu(tensor) for tensor in (query, key, value, mask)
-            ]
-            q, k, v, m = substitutes
-            if torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=grouped) != FLASH:
-                return result
-            return torch.empty_like(query)
+        q, k, v, m = (None if tensor is None else _on_cpu(tensor) for tensor in (query, key, value, mask))
+        choice = torch._fused_sdp_choice(q, k, v, m, dropout, causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[arg-type]
     except Exception:  # the fused kernel refuses it: the mathematical form is used
-        return result
+        return False
+    return bool(choice == FLASH)
 
 
 def _on_cpu(tensor: Any) -> Any:
     """Return a tensor of the processor with the layout of a tensor's first sample; its memory is not written."""
     sample = tensor[:1] if tensor.dim() else tensor
-    return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype)
+    result = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype)
+    return result.requires_grad_(tensor.requires_grad)

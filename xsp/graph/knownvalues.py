@@ -169,6 +169,10 @@ class _Constants(TorchFunctionMode):
             return func(args[0]) if value is None else value.tolist()
         if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and args[0].device.type == "meta":
             args = (args[0], self._indices(args[1]), *args[2:])
+        if func is torch.nn.functional.scaled_dot_product_attention and torch.is_grad_enabled():
+            result = kernels.differentiable_attention(*args, **keywords)
+            if result is not None:
+                return result
         return func(*args, **keywords)
 
     def _indices(self, index: Any) -> Any:

@@ -29,7 +29,7 @@ from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
-from xsp.graph.text import at_least
+from xsp.graph.text import total_text
 from xsp.graph.work import Total
 from xsp.scrub import plain
 
@@ -171,7 +171,7 @@ def page(rewritten: RewrittenGraph) -> str:
 
 
 def _cell(figures: Mapping[str, Any], name: str) -> str:
-    return at_least(Total(figures[name], figures.get(f"{name}_unknown", 0)))
+    return total_text(Total(figures[name], figures.get(f"{name}_unknown", 0)))
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

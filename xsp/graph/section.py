@@ -10,7 +10,7 @@ from xsp import sections
 from xsp.graph import memory, moduletable, work
 from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy
-from xsp.graph.text import at_least, shapes, sizes
+from xsp.graph.text import shapes, sizes, total_text
 from xsp.sections import Branch, Cell, Section, Table, Text, Tree
 from xsp.texts import amount
 
@@ -113,8 +113,8 @@ def _module_cells(row: moduletable.Row) -> tuple[Cell, ...]:
         row.module.kind,
         output,
         row.module.parameters,
-        at_least(row.flops),
-        at_least(row.bytes, "B"),
+        total_text(row.flops),
+        total_text(row.bytes, "B"),
     )
 
 
@@ -130,7 +130,7 @@ def _tree(graph: Graph) -> Tree:
     def sums(numbers: Sequence[int]) -> tuple[Cell, ...]:
         nodes = [graph.nodes[number] for number in numbers]
         flops, traffic = work.total(map(work.flops_of, nodes)), work.total(map(work.bytes_of, nodes))
-        return f"{len(nodes):,} calls", f"{at_least(flops)} FLOPs", at_least(traffic, "B")
+        return f"{len(nodes):,} calls", f"{total_text(flops)} FLOPs", total_text(traffic, "B")
 
     root = branch("the step", tree(graph, sections.MAX_LEVELS - 3), leaf, sums)
     return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)

@@ -9,7 +9,7 @@ from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
-from xsp.texts import amount, cut
+from xsp.texts import amount, at_least, cut
 
 MOST_OPERATORS = 12
 
@@ -28,10 +28,9 @@ def page(graph: Graph, levels: int = MODULE_LEVELS) -> str:
     return "\n".join(lines)
 
 
-def at_least(figures: work.Total, unit: str = "") -> str:
+def total_text(figures: work.Total, unit: str = "") -> str:
     """Return a sum as `amount` does; with `≥` before it if some of its figures are unknown."""
-    text = amount(figures.known, unit)
-    return f"≥ {text}" if figures.unknown and figures.known is not None else text
+    return at_least(amount(figures.known, unit), figures.unknown > 0)
 
 
 def shapes(node: Node, most: int = 4) -> str:
@@ -78,8 +77,8 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[str, str, str
         ("edges", _integer(figures["edges"]), f"of data, known by {graph.known_by.value}"),
         ("parameters", _integer(figures["parameters"]), _weights(figures["weight_bytes"])),
         ("input", _integer(figures["input_elements"]), "elements, all samples of the batch"),
-        ("FLOPs", at_least(flops), _partly("a multiply-add is 2", flops, graph, work.flops_of)),
-        ("bytes", at_least(traffic, "B"), _partly("compulsory", traffic, graph, work.bytes_of)),
+        ("FLOPs", total_text(flops), _partly("a multiply-add is 2", flops, graph, work.flops_of)),
+        ("bytes", total_text(traffic, "B"), _partly("compulsory", traffic, graph, work.bytes_of)),
         ("longest path", _integer(figures["longest_path"]), "" if graph.known_by is KnownBy.ORDER else path),
         ("diameter", _integer(figures["diameter"]), _diameter(graph, figures)),
         ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
@@ -109,7 +108,7 @@ def _modules(graph: Graph, levels: int) -> list[str]:
         name = row.module.path.rpartition(".")[2] or graph.name.rpartition("/")[2]
         label = "  " * row.depth + plain(f"{name} ({row.module.kind})" if row.module.kind else name)
         output = next((sizes(tensor) for tensor in row.module.outputs), "–")
-        cells = f"{row.module.parameters:10,} {at_least(row.flops):>8} {at_least(row.bytes, 'B'):>8}"
+        cells = f"{row.module.parameters:10,} {total_text(row.flops):>8} {total_text(row.bytes, 'B'):>8}"
         lines.append(f"{cut(label, 33):33} {cut(output, 17):>17} {cells}")
     hidden = len(found) - len(shown)
     return [*lines, *([f"{hidden} more modules in these; --depth N shows N levels"] if hidden else [])]
@@ -161,7 +160,7 @@ def _operators(graph: Graph) -> list[str]:
         unique = len({node.key for node in nodes})
         label = cut(plain(name), 44)
         lines.append(
-            f"{label:44} {len(nodes):6} {unique:6} {at_least(flops[name]):>9} {at_least(traffic[name], 'B'):>9}"
+            f"{label:44} {len(nodes):6} {unique:6} {total_text(flops[name]):>9} {total_text(traffic[name], 'B'):>9}"
         )
     remaining = len(order) - MOST_OPERATORS
     return [*lines, *([f"{remaining} more operators"] if remaining > 0 else [])]

@@ -467,6 +467,20 @@ def _onnx_recurrent(call: Call) -> int:
     return 2 * prod(data[:-1]) * sum(map(prod, weights))
 
 
+def _onnx_attention(call: Call) -> int:
+    """Count query times key, and weights times value, of (batch, heads, tokens, size) or (batch, tokens, width)."""
+    arguments = dict(call.arguments)
+    query, key, value = (_shape(arguments[f"input{place}"]) for place in range(3))
+    if len(query) == 3:
+        heads, key_heads = int(arguments["q_num_heads"]), int(arguments["kv_num_heads"])
+        query = query[0], heads, query[1], query[2] // heads
+        key, value = ((batch, key_heads, tokens, width // key_heads) for batch, tokens, width in (key, value))
+    batch, heads, tokens, size = query
+    past = arguments.get("input4")
+    key_tokens = key[2] + (0 if past is None else _shape(past)[2])
+    return 2 * batch * heads * tokens * key_tokens * (size + value[3])
+
+
 ONNX: Mapping[str, Formula] = {
     **dict.fromkeys(("onnx::Conv", "onnx::ConvInteger", "onnx::DeformConv"), _onnx_convolution),
     "onnx::QLinearConv": _onnx_quantised_convolution,
@@ -475,11 +489,12 @@ ONNX: Mapping[str, Formula] = {
     **dict.fromkeys(("onnx::MatMul", "onnx::MatMulInteger", "onnx::QLinearMatMul"), _product),
     **dict.fromkeys(("onnx::LSTM", "onnx::GRU", "onnx::RNN"), _onnx_recurrent),
     "onnx::Einsum": _onnx_einsum,
+    "onnx::Attention": _onnx_attention,
 }
 
 UNKNOWN_IN_ONNX = frozenset(
     [
-        *(f"onnx::{name}" for name in "Attention MultiHeadAttention Det If Loop Scan".split()),
+        *(f"onnx::{name}" for name in "MultiHeadAttention Det If Loop Scan".split()),
         *(f"ai.onnx.ml::{name}" for name in "LinearClassifier LinearRegressor SVMClassifier SVMRegressor".split()),
     ]
 )

@@ -25,7 +25,8 @@ CATEGORIES = {
 }  # fmt: skip
 """Kineto's categories for each sort of row, of all versions, in lower case."""
 
-_LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
+_LINKS = """('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'async_npu', 'async_task_queue', 'hosttodevice',
+    'fwdbwd', 'fwd_bwd')"""
 
 MAX_DURATION_NS = MAX_TIME_NS // 2
 """Maximum nanoseconds of a duration, and of a time after the base; larger values are damage."""
@@ -41,12 +42,26 @@ _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _HAS_COLLECTIVE = "contains(args, 'Collective name')"
 
+_SORT_WITHOUT_CATEGORY = """
+    CASE WHEN contains(args, '"Task Type"') AND contains(args, '"Stream Id"')
+         THEN CASE WHEN NOT regexp_matches(args, '"Task Type": *"[A-Z_]*(WAIT|RECORD|NOTIFY|PLACE_HOLDER)')
+                   THEN 'task' END
+         WHEN starts_with(name, 'AscendCL@') THEN 'runtime'
+         WHEN pid = 'CPU functions' OR regexp_matches(name, '^(aten|autograd|torch|prim|c10d)::') THEN 'op' END
+"""
+"""SQL of the sort of an event without a category: of Ascend's profiler, tasks of a device, of which those that wait for
+others or signal them are no work, and calls of its runtime; of `EventList.export_chrome_trace`, operators."""
+
 PORTION_COLUMNS = {
     "process": "TRY_CAST(pid AS BIGINT)",
     "thread": "coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT))",
     "category": "lower(coalesce(cat, ''))",
     "raw_sort": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
-    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
+    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL "
+    f"WHEN category = '' THEN {_SORT_WITHOUT_CATEGORY} "
+    "WHEN category = 'mtia_ccp_events' AND name IN ('event_wait', 'event_record') THEN NULL "
+    "WHEN category = 'mtia_ccp_events' AND name = 'dma_request' THEN 'copy' "
+    f"ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {MAX_DURATION_NS} "
     f"AND (raw_sort = 'memory' OR dur_ns BETWEEN 0 AND {MAX_DURATION_NS}) "
     "THEN raw_sort END",
@@ -260,11 +275,12 @@ def _launch_parameters(args: _Arguments) -> dict[str, str]:
 
 
 _KERNEL, _COLLECTIVE_KERNEL = _Arguments(_KERNEL_ARGUMENTS), _Arguments((*_KERNEL_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
-_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes"))
+_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes", "size", "direction"))
 _COPY_ATTRIBUTES = {
-    "bytes": _COPY.text("bytes"),
+    "bytes": _COPY.text("bytes", "size"),
     "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
-    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
+    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), "
+    f"regexp_replace({_COPY.text('direction')}, '^([A-Z])[A-Z]*_TO_([A-Z]).*', '\\1to\\2'), name) END) AS VARCHAR)",
 }
 _COLLECTIVE_KERNEL_ATTRIBUTES = (
     f"CASE WHEN {_COLLECTIVE_KERNEL.text('Collective name')} IS NULL "
@@ -274,6 +290,15 @@ _COLLECTIVE_KERNEL_ATTRIBUTES = (
 _KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT has_details", _object(_launch_parameters(_KERNEL)))
 _DETAILED_KERNELS = _work(_COLLECTIVE_KERNEL, "sort = 'kernel' AND has_details", _COLLECTIVE_KERNEL_ATTRIBUTES)
 _COPIES = _work(_COPY, "sort = 'copy'", _object(_COPY_ATTRIBUTES))
+
+_TASK = _Arguments(("Task Type", "Stream Id"))
+_TASKS = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
+           CASE WHEN regexp_matches({_TASK.text("Task Type")}, 'MEMCPY|SDMA') THEN '{Kind.COPY}'
+                ELSE '{Kind.KERNEL}' END AS kind,
+           0 AS device, coalesce({_TASK.integer("Stream Id")}, thread) AS stream
+    FROM {_TASK.rows("sort = 'task'")}
+"""
 
 _ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
 _ALLOCATION_ATTRIBUTES = {
@@ -334,6 +359,7 @@ _ROWS = {
     ("kernel", False): _KERNELS,
     ("kernel", True): _DETAILED_KERNELS,
     ("copy", False): _COPIES,
+    ("task", False): _TASKS,
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
@@ -368,7 +394,7 @@ _TABLE_QUERIES = {
 
 _FLOWS = (
     f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
-    "WHERE category IN ('ac2g', 'async_cpu_to_gpu', 'async_gpu') AND ph IN ('s', 'f') "
+    "WHERE category IN ('ac2g', 'async_cpu_to_gpu', 'async_gpu', 'async_npu') AND ph IN ('s', 'f') "
     f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}"
 )
 """The query on a portion that fills `flows`. Traces with correlation ids, which say the same, need none."""

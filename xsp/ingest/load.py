@@ -29,7 +29,7 @@ SETS = ("sweep", jobs.RUNS)
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     skip_damaged: bool = False,
     trace_id: str | None = None,
@@ -39,7 +39,8 @@ def load(
 
     Args:
         path: a run directory; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file, a folder with a
-            trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md).
+            trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md); a list of files
+            with a trace per rank.
         skip_damaged: skip damaged segments, with a note in `run["notes"]`, instead of raising.
         trace_id: id of the trace to fetch, if the URL is the address of a Jaeger.
         kind: kind of step to compute figures for, by its number or a part of its name; default: the kind that takes
@@ -53,18 +54,21 @@ def load(
         PluginError: a required package is not installed.
         UsageError: no step of that kind was recorded.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        _refuse_kind(kind, path)
+        return _load_imported([os.fspath(file) for file in path])
     if contract.is_url(os.fspath(path)):
         _refuse_kind(kind, path)
-        return _load_imported(contract.trace_url(os.fspath(path), trace_id))
+        return _load_imported([contract.trace_url(os.fspath(path), trace_id)])
     location = Path(path).expanduser()
     if not rundir.is_run_directory(location):
         _refuse_kind(kind, path)
     if location.is_file():
         if not _is_parquet(location):
-            return _load_imported(str(location))
+            return _load_imported([str(location)])
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
-        return _load_imported(str(location))
+        return _load_imported([str(location)])
     if rundir.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
@@ -117,8 +121,10 @@ def _empty_reason(run: Run) -> str:
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the run directories in a directory of runs (a sweep); for a single run, the directory itself."""
+    """Return the run directories in a directory of runs (a sweep); for a run, or traces of ranks, their directory."""
     location = Path(path).expanduser()
+    if not rundir.is_run_directory(location):
+        return [location]
     run = rundir.read_job(location)
     if run.kind in SETS:
         return [_part_path(location, part) for part in run.parts]
@@ -204,21 +210,21 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
 
 
-def _load_imported(source: str) -> Trace:
-    """Import a source into a temporary directory that exists as long as the trace."""
+def _load_imported(names: Sequence[str]) -> Trace:
+    """Import sources, which make one run, into a temporary directory that exists as long as the trace."""
     from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
 
     folder = atomic.temporary_folder()
-    direct = sources.open_tables(Path(folder.name), [source])
+    direct = sources.open_tables(Path(folder.name), names)
     if direct is not None:
         con, run = direct
         weakref.finalize(con, folder.cleanup)
-        return Trace(con, run, rungs_of(con, run), Path(source))
-    runs = sources.import_into(Path(folder.name), [source])
+        return Trace(con, run, rungs_of(con, run), Path(names[0]))
+    runs = sources.import_into(Path(folder.name), names, name=" ".join(Path(name).name for name in names))
     if len(runs) > 1:
-        names = ", ".join(run.name for run in runs.values())
+        run_names = ", ".join(run.name for run in runs.values())
         raise TraceError(
-            f"{contract.without_credentials(source)}: holds {len(runs)} runs ({names}); "
+            f"{', '.join(map(contract.without_credentials, names))}: {len(runs)} runs ({run_names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
     return _load_temporary(folder, next(iter(runs)))

@@ -46,8 +46,12 @@ class ModelSizes:
         self._answers: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def objection(self, model: Model) -> str | None:
+    def objection(self, model: Model, generates: bool = False) -> str | None:
         """Return the reason not to build a model, as a sentence; None if it is small enough.
+
+        Args:
+            model: the model.
+            generates: whether it generates text, for which models of transformers have a head.
 
         Raises:
             ManifestError: too many clients wait for an answer.
@@ -55,7 +59,7 @@ class ModelSizes:
         if model.parsed_source.source == "micro":  # families of small models
             return None
         shape = list(model.inputs[0].shape) if model.inputs and model.inputs[0].shape else None
-        question = {"source": model.source, "sequence": model.sequence, "shape": shape}
+        question = {"source": model.source, "sequence": model.sequence, "shape": shape, "generates": generates}
         key = json.dumps(question)
         if not self._lock.acquire(timeout=COUNT_S):
             raise ManifestError("the sizes of other models are being determined; try again later")
@@ -180,7 +184,8 @@ def work(parent: int, answers: int) -> None:
         for line in sys.stdin:
             question = json.loads(line)
             shape = None if question["shape"] is None else tuple(question["shape"])
-            settings = models.Settings(shape=shape, sequence=question["sequence"])
+            prefill = 1 if question["generates"] else None
+            settings = models.Settings(shape=shape, sequence=question["sequence"], prefill=prefill)
             try:
                 answer: dict[str, Any] = {"parameters": count(question["source"], settings)}
             except Exception as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, dialects, reading, yamltext
+from xsp.evaluate.generation.prompts import longest
 from xsp.evaluate.manifest import Dataset, Manifest, Step
 from xsp.evaluate.pipeline import MOST_PIXELS as MOST_IMAGE_PIXELS
 from xsp.evaluate.reading import LoadedManifest
@@ -73,7 +74,7 @@ def _source_objections(manifest: Manifest) -> Iterator[str]:
     model, source = manifest.model, manifest.model.parsed_source
     yield from agents.trust_objections(manifest)
     is_name = source.source in LIBRARIES and source.file is None and _NAME.fullmatch(source.name)
-    if not model.command and not is_name:
+    if not model.command and not model.endpoint and not is_name:
         names = ", ".join(f"{library}:NAME" for library in LIBRARIES)
         yield f"model.source: here it must be one of {names}; no file is read"
     for name, value in source.options:
@@ -90,7 +91,12 @@ def _size_objections(manifest: Manifest) -> Iterator[str]:
     largest = max([data.height * data.width * 3, *(math.prod(map(abs, spec.shape)) for spec in model.inputs)])
     largest_resized = max((_resized(step, data) for spec in model.inputs for step in spec.steps), default=0)
     inputs_per_request = max(*scenario.sizes, scenario.streams)
+    lengths = [] if scenario.generation is None else [
+        (f"scenario.generation.{name}", longest(part), MOST_SEQUENCE)
+        for name, part in (("prompt", scenario.generation.prompt), ("output", scenario.generation.output))
+    ]  # fmt: skip
     for subject, value, limit in (
+        *lengths,
         ("dataset.samples: their values", data.samples * largest, MOST_VALUES),
         ("scenario: the values of a batch", inputs_per_request * max(largest, largest_resized), MOST_VALUES),
         ("model.sequence", model.sequence, MOST_SEQUENCE),
@@ -100,6 +106,7 @@ def _size_objections(manifest: Manifest) -> Iterator[str]:
         ("scenario: requests and warmup", scenario.requests + scenario.warmup, MOST_REQUESTS),
         ("scenario: a batch", max(scenario.sizes), MOST_BATCH),
         ("scenario.streams", scenario.streams, MOST_BATCH),
+        ("scenario.generation.slots", scenario.generation.slots if scenario.generation else 1, MOST_BATCH),
         *(("a shape of model.inputs", math.prod(map(abs, spec.shape)), MOST_PIXELS) for spec in model.inputs),
         *(
             ("a step", max(map(abs, _numbers(step.options)), default=0), MOST_SIDE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import UsageError, XspError
+from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate.agents import Agent, Options
 from xsp.evaluate.manifest import Manifest
 
@@ -22,6 +22,9 @@ MOST_ENDED = 200
 
 TIME_LIMIT_S = 1800.0
 """Time limit of an evaluation, in seconds."""
+
+CHECK_S = 60.0
+"""Time limit of a check, in seconds."""
 
 ENDED_STATES = ("done", "failed", "cancelled")
 
@@ -82,6 +85,9 @@ class Queue:
         self._jobs: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
+        self._machine = threading.Lock()
+        """Held by what runs: one evaluation, or one check, since each would disturb the latencies of another."""
+
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -109,6 +115,29 @@ class Queue:
                 self._thread.start()
             self._changed.notify_all()
         return job
+
+    def check(self, manifest: Manifest, agent: Agent, options: Options) -> list[str] | None:
+        """Let an agent do what precedes the load of a manifest, if nothing else runs.
+
+        Returns:
+            Its notes; None if an evaluation or another check runs, or if the agent does it only in an evaluation.
+
+        Raises:
+            ManifestError: it cannot be run, with the reason; or opening it takes too long.
+        """
+        if not self._machine.acquire(blocking=False):
+            return None
+        deadline = time.monotonic() + CHECK_S
+
+        def progress(stage: str, done: int, total: int) -> None:
+            del stage, done, total
+            if time.monotonic() > deadline:
+                raise ManifestError(f"what precedes the load takes longer than {CHECK_S:.0f} s")
+
+        try:
+            return agent.check(manifest, options.store, options, progress)
+        finally:
+            self._machine.release()
 
     def jobs(self) -> Sequence[Job]:
         """Return all jobs, oldest first."""
@@ -152,7 +181,8 @@ class Queue:
                     return
                 job = self._waiting.popleft()
                 job.state = "running"
-            self._carry_out(job)
+            with self._machine:
+                self._carry_out(job)
 
     def _carry_out(self, job: Job) -> None:
         deadline = time.monotonic() + self._seconds

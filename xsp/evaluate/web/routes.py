@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
-from xsp.errors import ManifestError, UsageError
+from xsp.errors import ManifestError, UsageError, XspError
 from xsp.evaluate import manifest, pipeline, results, standings, tables, yamltext
 from xsp.evaluate.agents import Agent, Options, match_agents
 from xsp.evaluate.reading import LoadedManifest
@@ -44,6 +44,8 @@ REPORT_ASSETS = ("echarts.min.js", "words.js", "charts.js", "sections.js", "repo
 
 EVALUATE_ASSETS = ("web.js", "form.js", "results.js", "web.css")
 
+NOT_OPENED = "the model was not opened: an evaluation or another check runs, or its agent is on another machine"
+
 PAGES = ("/", "/new", "/jobs", "/jobs/{name}", "/evaluations/{name}", "/compare")
 
 _EXTRA_FILES = {"bound": results.BOUND, "advice": results.ADVICE}
@@ -64,6 +66,9 @@ class EvaluationRequest(BaseModel):
     bound: bool = False
     agent: str = ""
     """Name of the agent; the first that satisfies the manifest, if empty."""
+
+    opens: bool = True
+    """Whether a check does what precedes the load, which takes seconds; without it, only fields are checked."""
 
 
 def result_routes(cache: Shelf) -> APIRouter:
@@ -204,10 +209,19 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
     def check(request: EvaluationRequest) -> Response:
         loaded = _read(request)
         suitable, reasons = match_agents(loaded.manifest, agents)
+        refused, notes, is_opened = _objections(loaded, sizes), list(loaded.notes), False
+        if request.opens and suitable and not refused:
+            try:
+                found = queue.check(loaded.manifest, suitable[0], Options(store, trusted=False))
+            except XspError as error:
+                refused, is_opened = [without_paths(str(error), store)], True
+            else:
+                is_opened = found is not None
+                notes += [NOT_OPENED] if found is None else [without_paths(note, store) for note in found]
         return json_response({
-            "identity": loaded.manifest.identity, "name": loaded.manifest.title, "notes": list(loaded.notes),
-            "refused": _objections(loaded, sizes), "agents": [agent.facts().name for agent in suitable],
-            "reasons": reasons, "yaml": yamltext.write(loaded.manifest.plain()),
+            "identity": loaded.manifest.identity, "name": loaded.manifest.title, "notes": notes, "refused": refused,
+            "opened": is_opened, "agents": [agent.facts().name for agent in suitable], "reasons": reasons,
+            "yaml": yamltext.write(loaded.manifest.plain()),
         })  # fmt: skip
 
     @router.post("/api/jobs", status_code=202, summary="Request an evaluation")
@@ -324,8 +338,10 @@ def _read(request: EvaluationRequest) -> LoadedManifest:
 
 def _objections(loaded: LoadedManifest, sizes: ModelSizes) -> list[str]:
     reasons = [*policy.objections(loaded.manifest), *pipeline.problems(loaded.manifest)]
-    size_reason = None if reasons else sizes.objection(loaded.manifest.model)
-    return reasons if size_reason is None else [size_reason]
+    if reasons:
+        return reasons
+    size_reason = sizes.objection(loaded.manifest.model, loaded.manifest.scenario.generation is not None)
+    return [] if size_reason is None else [size_reason]
 
 
 def _asset(package: str, name: str) -> bytes:

@@ -105,7 +105,7 @@ async function formPage() {
     location.href = "/jobs/" + job.id;
   });
   const toggle = button("edit as YAML", "other", reportingErrors(async () => {
-    if (yaml.hidden) yaml.value = (await send("/api/check", body())).yaml;
+    if (yaml.hidden) yaml.value = (await send("/api/check", { ...body(), opens: false })).yaml;
     yaml.hidden = !yaml.hidden;
     form.hidden = !yaml.hidden;
     toggle.textContent = yaml.hidden ? "edit as YAML" : "back to the form";

@@ -1,0 +1,187 @@
+"""A small server with OpenAI's completions, streamed, of a language model with weights from a seed.
+
+It prints its port, and ends when its standard input does. Requests join a batch at any step; a prompt is the numbers of
+its tokens, or text, in which each byte is a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xsp import models
+from xsp.evaluate.generation.batching import CausalSequences
+
+SOURCE = "transformers:gpt2?n_layer=4&n_embd=256&n_head=4&vocab_size=1000"
+NAME = "seeded"
+
+
+class Generation:
+    """The model, on a thread of its own."""
+
+    def __init__(self, source: str, slots: int) -> None:
+        built = models.build(source, models.Settings(prefill=1))
+        assert isinstance(built, models.ModelCall)
+        self._sequences, self._slots = CausalSequences(built.model.eval(), "cpu"), slots
+        self._waiting: queue.Queue[tuple[Any, int, queue.Queue[int]]] = queue.Queue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def request(self, prompt: Any, count: int) -> queue.Queue[int]:
+        """Return a queue to which each token will be added."""
+        tokens: queue.Queue[int] = queue.Queue()
+        self._waiting.put((prompt, count, tokens))
+        return tokens
+
+    def _work(self) -> None:
+        running: dict[int, list[Any]] = {}
+        number = 0
+        while True:
+            while len(running) < self._slots and (not running or not self._waiting.empty()):
+                prompt, count, tokens = self._waiting.get()
+                number += 1
+                tokens.put(self._sequences.begin(number, prompt))
+                running[number] = [count - 1, tokens]
+                self._end(running)
+            if running:
+                for key, token in self._sequences.step().items():
+                    running[key][0] -= 1
+                    running[key][1].put(token)
+                self._end(running)
+
+    def _end(self, running: dict[int, list[Any]]) -> None:
+        if complete := [key for key, (left, _) in running.items() if not left]:
+            self._sequences.end(complete)
+            for key in complete:
+                del running[key]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers `/health`, `/v1/models`, `/v1/completions`; and `/times`, the times of each completion, and forgets them.
+
+    The times are nanoseconds: when the request had been read, then when each token was sent.
+    """
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    generation: Generation
+    times: ClassVar[list[list[int]]] = []
+
+    def do_GET(self) -> None:
+        if self.path == "/times":
+            seen, Handler.times = Handler.times, []
+            self._answer(seen)
+            return
+        self._answer({"object": "list", "data": [{"id": NAME, "object": "model"}]})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        times = [time.perf_counter_ns()]
+        prompt = asked["prompt"]
+        if isinstance(prompt, str):
+            prompt = list(prompt.encode())
+        count = asked.get("max_tokens") or 16
+        tokens = self.generation.request(np.array(prompt, np.int64), count)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
+        if not asked.get("stream"):
+            text = "".join(f" w{tokens.get()}" for _ in range(count))
+            self._answer(_message([{"index": 0, "text": text, "finish_reason": "length"}]) | {"usage": usage})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for place in range(count):
+            reason = "length" if place == count - 1 else None
+            choice = {"index": 0, "text": f" w{tokens.get()}", "finish_reason": reason}
+            self._send(json.dumps(_message([choice])))
+            times.append(time.perf_counter_ns())
+        self.times.append(times)
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            self._send(json.dumps(_message([]) | {"usage": usage}))
+        self._send("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _send(self, data: str) -> None:
+        content = f"data: {data}\n\n".encode()
+        self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+    def _answer(self, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    """A server with any number of connections; a client may drop them."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+def _message(choices: list[Any]) -> dict[str, Any]:
+    return {"id": "1", "object": "text_completion", "created": 0, "model": NAME, "choices": choices}
+
+
+@contextlib.contextmanager
+def served(*options: str) -> Iterator[str]:
+    """Run the server in a process of its own, and yield its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parts.completions", *options], cwd=Path(__file__).parents[1], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+
+
+def times_of(address: str) -> list[list[int]]:
+    """Return what `/times` answers."""
+    with urllib.request.urlopen(f"{address}/times", timeout=30) as answer:
+        times: list[list[int]] = json.load(answer)
+    return times
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", default=SOURCE)
+    parser.add_argument("--slots", type=int, default=4)
+    options = parser.parse_args()
+    Handler.generation = Generation(options.source, options.slots)
+    server = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
