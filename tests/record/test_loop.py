@@ -22,7 +22,7 @@ from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, LoggedStep, Loop,
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
-from xsp.store import loop
+from xsp.store import idlecost, loop
 from xsp.store.coldness import coldness
 from xsp.store.iterations import BareStep, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
@@ -406,6 +406,8 @@ def test_what_idle_collectors_add_is_taken_off_the_steps_and_iterations_of_a_bur
         evicted = 0.0005 if own_rows is counted_singly else 0.0
         assert (latency, low, high) == pytest.approx((expected, expected - off - evicted, expected + off))
         assert trace.rungs[0].step_ns == pytest.approx(expected * MS)
+        steps = sum(row.get("steps", 1) for row in own_rows)
+        assert idlecost.total_ns(trace.con, trace.run) == pytest.approx(4_000 * steps, rel=0.01)
         [own] = iterations(trace)
         assert own.interval is not None
         stated = own.mean_ns, own.interval.low, own.interval.high, own.step_ns, own.between_ns

@@ -73,6 +73,8 @@ def _program(run: Run) -> Iterator[Finding]:
         return
     percent, asked_percent = budget.program_percent, budget.asked_percent
     spent = {"recording steps": budget.spent_ns, "starting": budget.start_ns, "ending": budget.end_ns}
+    if budget.idle_ns > 0:
+        spent["idle collectors"] = budget.idle_ns
     parts = ", ".join(f"{name} {max(0, ns) / 1e9:.2g} s" for name, ns in spent.items())
     text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
     is_expensive = percent > 20 and budget.spent_ns > budget.start_ns + budget.end_ns
