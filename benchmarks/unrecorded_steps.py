@@ -4,14 +4,13 @@ A process without xsp and one under `xsp run` run the same program step by step 
 step to end before it begins its own. So both are subject to the same machine, within milliseconds, and small
 differences show on a busy one too. Times are of a whole iteration by the program's own clock; `CPU` is the time of its
 thread on a processor. Compared are pairs of iterations of equal number, by what xsp did in them: steady steps, which
-its figures come from, other unrecorded steps, and those right after a recorded one. `its step` is the duration of
-steady steps by xsp's clock: in training it leaves out what precedes the first call. `faults` are page faults in an
-iteration of each try, without xsp → with it. The control are two processes without xsp.
+its figures come from, other unrecorded steps, and those right after a recorded one. `corrected` are steady steps less
+the time of idle collectors that xsp subtracts in its figures. `faults` are page faults in an iteration of each try,
+without xsp → with it. The control are two processes without xsp.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from parts.apart import Bare, Program, Runner
 
 import xsp
 from xsp.errors import XspError
+from xsp.store.iterations import IN_BURST, idle_hook_costs
 from xsp.store.loop import BARE
 
 PROGRAMS = (
@@ -47,7 +47,7 @@ LEAST_STEPS = 8
 """Minimum number of iterations for a median."""
 
 COLUMNS = (
-    "program", "tries", "own CPU ms", "steady: CPU ×", "steady: time ×", "steady: CPU +µs", "steady: its step ×",
+    "program", "tries", "own CPU ms", "steady: CPU ×", "steady: time ×", "steady: CPU +µs", "steady: corrected time ×",
     "other: CPU ×", "after recorded: CPU ×", "control: CPU ×", "control: time ×", "faults",
 )  # fmt: skip
 
@@ -64,8 +64,8 @@ class Compared(NamedTuple):
     added_s: float
     """Processor time added."""
 
-    step: float
-    """Ratio of the step's duration in xsp's loop to the time without xsp; not a number without xsp."""
+    corrected: float
+    """Ratio of the time less what xsp subtracts to the time without xsp."""
 
 
 class Try(NamedTuple):
@@ -116,20 +116,21 @@ class Seen(NamedTuple):
     """What xsp saw of an iteration."""
 
     state: str
-    step_s: float = math.nan
+    subtracted_s: float = 0.0
+    """Time of idle collectors that xsp subtracts from the iteration."""
 
 
 def compare(bare: Bare, other: Bare, seen: Sequence[Seen]) -> dict[str, Compared]:
     """Compare iterations of equal number, by their state."""
     by_state: dict[str, list[tuple[tuple[float, float], tuple[float, float], float]]] = defaultdict(list)
-    for before, after, (state, step_s) in zip(bare.steps, other.steps, seen, strict=True):
-        by_state[state].append((before, after, step_s))
+    for before, after, (state, subtracted_s) in zip(bare.steps, other.steps, seen, strict=True):
+        by_state[state].append((before, after, subtracted_s))
     return {
         state: Compared(
             statistics.median(after[0] / before[0] for before, after, _ in rows),
             statistics.median(after[1] / before[1] for before, after, _ in rows),
             statistics.median(after[1] - before[1] for before, after, _ in rows),
-            statistics.median(step_s / before[0] for before, _, step_s in rows),
+            statistics.median((after[0] - subtracted_s) / before[0] for before, after, subtracted_s in rows),
         )
         for state, rows in by_state.items()
         if len(rows) >= LEAST_STEPS
@@ -139,11 +140,14 @@ def compare(bare: Bare, other: Bare, seen: Sequence[Seen]) -> dict[str, Compared
 def seen_of(out: Path, count: int) -> list[Seen]:
     """Return what xsp saw of each of the last iterations of a program; as recorded those that it missed."""
     seen: list[Seen] = []
-    loop = xsp.load(out).sql("SELECT rung, steady, steps, dur_ns FROM loop ORDER BY step").fetchall()
-    for rung, steady, steps, dur_ns in loop:
+    trace = xsp.load(out)
+    costs = idle_hook_costs(trace.con, trace.run)
+    loop = trace.sql(f"SELECT rank, kind, rung, steady, steps, dur_ns, {IN_BURST} FROM loop ORDER BY step").fetchall()
+    for rank, kind, rung, steady, steps, dur_ns, is_in_burst in loop:
         is_after = bool(seen) and seen[-1].state == RECORDED
         state = RECORDED if rung != BARE else STEADY if steady else AFTER if is_after else OTHER
-        seen += [Seen(state, dur_ns / 1e9)] * steps
+        subtracted_ns = costs[rank, kind].of(dur_ns) if is_in_burst and (rank, kind) in costs else 0.0
+        seen += [Seen(state, subtracted_ns / 1e9)] * steps
     return ([Seen(RECORDED)] * (count - len(seen)) + seen)[-count:]
 
 
@@ -190,7 +194,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _brief(compared: dict[str, Compared]) -> str:
-    return ", ".join(f"{state} CPU × {each.cpu:.3f} time × {each.time:.3f}" for state, each in compared.items())
+    return ", ".join(
+        f"{state} CPU × {each.cpu:.3f} time × {each.time:.3f} corrected × {each.corrected:.3f}"
+        for state, each in compared.items()
+    )
 
 
 def _add(report: turns.Report, name: str, known: Sequence[Try]) -> None:
@@ -200,7 +207,7 @@ def _add(report: turns.Report, name: str, known: Sequence[Try]) -> None:
     own_s = statistics.median(used_s for each in known for _, used_s in each.bare.steps)
     row = [
         name, str(len(known)), f"{1e3 * own_s:.3f}", middle(STEADY, "cpu").text(3), middle(STEADY, "time").text(3),
-        middle(STEADY, "added_s").text(0, 1e6), middle(STEADY, "step").text(3),
+        middle(STEADY, "added_s").text(0, 1e6), middle(STEADY, "corrected").text(3),
         middle(OTHER, "cpu").text(3), middle(AFTER, "cpu").text(3),
         middle(CONTROL, "cpu").text(3), middle(CONTROL, "time").text(3),
         "; ".join(f"{each.bare.faults:.0f} → {each.profiled.faults:.0f}" for each in known),

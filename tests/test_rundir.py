@@ -300,7 +300,7 @@ def test_the_steps_of_programs_that_were_run_once_per_level_are_numbered_on(tmp_
     assert trace.sql(counted).fetchall() == [(40, 40, 0, 39)]
     recorded_steps = [(0, 20), (1, 20), (2, 20), (20, 30), (21, 30), (22, 30)]
     assert trace.sql("SELECT DISTINCT step, rung FROM spans ORDER BY step").fetchall() == recorded_steps
-    [own] = iterations(trace.con)
+    [own] = iterations(trace)
     assert (own.steps, own.recorded) == (40, 6)
     page = drawn(trace)
     assert page is not None

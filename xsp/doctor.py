@@ -107,7 +107,8 @@ def samples() -> Iterator[Finding]:
 def broken_plugins() -> Iterator[str]:
     """Yield a sentence for each importer, exporter, analysis, question, command or remark that cannot be used."""
     checks = {contract.GROUP: contract.load_importer, plugins.COMMANDS: plugins.command}
-    for group in (contract.GROUP, "xsp.exporters", "xsp.analyses", "xsp.questions", plugins.COMMANDS, plugins.REMARKS):
+    groups = (contract.GROUP, "xsp.exporters", "xsp.analyses", "xsp.questions", "xsp.graph_questions")
+    for group in (*groups, plugins.COMMANDS, plugins.REMARKS):
         for name in plugins.names(group):
             try:
                 if group in checks:

@@ -36,8 +36,8 @@ def load(group: str, name: str) -> Any:
     """Import one plugin.
 
     Args:
-        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.questions`, `xsp.commands`,
-            `xsp.remarks`, `xsp.runtimes` or `xsp.senders`.
+        group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.questions`,
+            `xsp.graph_questions`, `xsp.commands`, `xsp.remarks`, `xsp.runtimes` or `xsp.senders`.
         name: its name in that group.
 
     Returns:
@@ -164,15 +164,22 @@ def _entry_points(group: str) -> Sequence[EntryPoint]:
     return _cached_entry_points(group, tuple((folder, _change_time_ns(folder)) for folder in sys.path))
 
 
-@lru_cache(maxsize=8)
-def _cached_entry_points(group: str, _: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """Return the entry points of a group, which each package lists in a file.
+@lru_cache(maxsize=16)
+def _cached_entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
+    """Return the entry points of a group.
 
     They are read again after an installation: when `sys.path` or the change time of a directory in it differs.
     """
+    return tuple(_all_entry_points(folders).select(group=group))
+
+
+@lru_cache(maxsize=1)
+def _all_entry_points(_: tuple[tuple[str, int], ...]) -> Any:
+    """Return the entry points of all groups, as `entry_points()` does: each package lists its own in one file, which is
+    read once for all groups."""
     from importlib.metadata import entry_points  # its import takes as long as a third of xsp
 
-    return tuple(entry_points(group=group))
+    return entry_points()
 
 
 def _change_time_ns(folder: str) -> int:

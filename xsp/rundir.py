@@ -255,7 +255,10 @@ def read_run(run: Path) -> Run:
     if not run.exists():
         raise TraceError(f"{run}: there is no such file or directory")
     if not os.path.lexists(path):
-        raise TraceError(f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named")
+        raise TraceError(
+            f"{run}: not a run directory, {RUN_FILE} is missing; give the directory that --out named; traces of other "
+            f"tools become one by `xsp import {run} -o RUN`"
+        )
     try:
         return parse_run(inside.read_text(run, path, MAX_RUN_BYTES), str(path))
     except OSError as error:
@@ -421,6 +424,11 @@ def numbered_tables(folder: Path) -> list[Path]:
 
 
 _TABLE_NAME = re.compile(r"[0-9]+\.parquet")
+
+
+def has_waiting_spans(run: Path) -> bool:
+    """Return whether a directory holds received spans that are not in order yet."""
+    return any((run / INBOX).glob("*.parquet"))
 
 
 def is_run_directory(folder: Path) -> bool:

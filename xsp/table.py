@@ -24,6 +24,11 @@ _FORMULA = r"^[=+@\-\t\r]"
 _NUMBER = r"[+-]?[0-9.]+(e[+-]?[0-9]+)?"
 
 
+MOST_HELD = 20_000
+"""Most rows of files that are read into memory before they are queried, which takes about 1 µs a row: with so few rows,
+opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
+
+
 def connect() -> duckdb.DuckDBPyConnection:
     """Return a private in-memory engine that reads files, but loads no extensions and uses no network."""
     con = duckdb.connect(
@@ -62,6 +67,26 @@ def has_table(con: duckdb.DuckDBPyConnection, name: str) -> bool:
     except duckdb.CatalogException:
         return False
     return True
+
+
+def hold(con: duckdb.DuckDBPyConnection, names: Iterable[str], max_rows: int) -> None:
+    """Replace views of files by tables in memory with the same rows.
+
+    Args:
+        con: an engine.
+        names: names of views; those of tables, or of nothing, are left as they are.
+        max_rows: maximum number of rows; a view with more stays.
+    """
+    views = {name for (name,) in con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
+    for name in names:
+        with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
+            if name not in views:
+                continue
+            ((count,),) = con.execute(f"SELECT count(*) FROM {name}").fetchall()
+            if count <= max_rows:
+                con.execute(f"CREATE OR REPLACE TABLE held_{name} AS FROM {name}")
+                con.execute(f"DROP VIEW {name}")
+                con.execute(f"ALTER TABLE held_{name} RENAME TO {name}")
 
 
 def create(con: duckdb.DuckDBPyConnection, name: str, columns: Sequence[Column] = COLUMNS) -> None:

@@ -224,7 +224,7 @@ def read(out: Path, said: Bare) -> Profiled:
     # of several threads the program counts the iterations of all, and an iteration of xsp is one of a thread
     shares = {
         row.kind: row.overlap.wall_ns / row.mean_ns
-        for row in iterations(trace.con)
+        for row in iterations(trace)
         if row.overlap is not None and row.mean_ns
     }
     rows = [

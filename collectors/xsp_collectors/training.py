@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector, Probe, Signal
+from xsp.collector import Collector, Outline, Probe, Signal
 from xsp.schema import Kind, Level, Span
 
 _ENGINE = "_engine_run_backward"
@@ -164,16 +164,23 @@ class TrainingCalls(Collector):
             if is_compiling():
                 return original(*args, **kwargs)
             end_word = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
+            outline = self.outline
+            if (
+                self._unmuted_signal is not Signal.BACKWARD_END
+                and outline is not None
+                and self._is_usual(outline, _BACKWARD_BEGINS)
+            ):
+                outline.append(_BACKWARD_BEGINS)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    outline.append(end_word)
             if not self._belongs_to_stretch(_BACKWARD_BEGINS) or self._unmuted_signal is Signal.BACKWARD_END:
                 return record_backward(end_word, *args, **kwargs)
-            outline = self.outline
             try:
                 return original(*args, **kwargs)
             finally:
-                if outline is not None and outline.thread == self._thread.id:  # what `note` does, without the call
-                    outline.append(end_word)
-                else:
-                    self._note(end_word)
+                self._note(end_word)
 
         def record_backward(end_word: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             if not self._is_muted:  # else the start was noted already
@@ -204,6 +211,11 @@ class TrainingCalls(Collector):
         outline = self.outline
         if outline is not None:
             outline.note(self._thread.id, word)
+
+    def _is_usual(self, outline: Outline, word: tuple[Any, ...]) -> bool:
+        """Return whether a pass or step of the thread of the current stretch is one of its usual ones. Hot."""
+        usual = outline.usual
+        return self._is_muted and usual is not None and word in usual and outline.thread == self._thread.id
 
     def _belongs_to_stretch(self, word: tuple[Any, ...], noted_word: tuple[Any, ...] | None = None) -> bool:
         """Return whether a beginning pass or step belongs to the current stretch of steps, and note it if so. Hot.

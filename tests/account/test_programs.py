@@ -12,9 +12,10 @@ from xsp.account.sentences import limit, lines
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
 from xsp.report import firstscreen
-from xsp.schema import Span
+from xsp.schema import Level, Span
+from xsp.store.loop import BARE
 from xsp.store.trace import Trace
-from xsp.testing import spans, trace_of
+from xsp.testing import spans, trace_of, with_loop
 
 IMPORTED = {"imported": {"sources": []}}
 
@@ -158,6 +159,35 @@ def test_time_in_which_another_thread_runs_steps_is_no_gap() -> None:
     assert main is not None
     assert main.host.ms(names.OTHER_THREADS) == pytest.approx(1.6 / 3)
     assert main.host.ms(names.BETWEEN) == pytest.approx((0.4 + 1.0) / 3)
+
+
+@pytest.mark.parametrize(("threads", "promises"), [(1, True), (4, False)])
+def test_time_in_which_no_thread_runs_a_step_may_be_waiting_for_work(threads: int, promises: bool) -> None:
+    rows = [row for step in range(3) for row in spans("step s 0-10000\nforward Net 0-10000", step=step)]
+    loop = [
+        {
+            "step": step,
+            "start_ns": step * 5_000_000,
+            "dur_ns": 10_000_000,
+            "before_ns": 15_000_000,
+            "beside_ns": 0 if threads == 1 else 1_000_000,
+            "thread": 1 + step % threads,
+            "rung": Level.MODEL if step < 3 else BARE,
+        }
+        for step in range(40)
+    ]
+    trace = with_loop(trace_of(rows), loop)
+    main = closes(trace).main
+    assert main is not None
+    assert main.threads == threads
+    pieces = [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question == "between"]
+    assert [piece.gain_known for piece in pieces] == [promises]
+    assert ("checkpoints" in pieces[0].do) == promises
+    assert limit(account.of(trace)) == (
+        "Most of an iteration passes between steps: 15.0 of 25.0 ms (60 %)."
+        if threads == 1
+        else "No thread runs a step in 15.0 of 25.0 ms (60 %) of an iteration."
+    )
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------

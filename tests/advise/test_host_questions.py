@@ -525,7 +525,7 @@ def test_long_loops_take_time_in_proportion_to_their_length() -> None:
     def call(name: str, index: int, shapes: list[object]) -> Call:
         return Call(
             str(index), None, Level.OP, "op", name, None, None, None, None, 1000 * index, 1000 * index + 900,
-            900.0, 900.0, None, shapes,
+            900.0, 900.0, None, json.dumps(shapes),
         )  # fmt: skip
 
     reads = [call("aten::item", index, []) for index in range(9)]

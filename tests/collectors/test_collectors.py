@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 import textwrap
@@ -279,6 +280,16 @@ def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off_and_hushed
         "ns_passing_cold": 17_000,
         "sweep_ns": 100_000,
     }
+
+
+def test_a_calibration_ends_early_where_little_time_is_left(monkeypatch):
+    dear = Dear()
+    monkeypatch.setattr(calibration, "monotonic_ns", dear.clock)
+    few, many = cost_per_span(dear, limit_ns=0.0), cost_per_span(dear)
+    assert (few["rounds"], many["rounds"]) == (calibration.LEAST_ROUNDS, calibration.ROUNDS)
+    assert few.keys() == many.keys()
+    assert few["ns_per_span"] == many["ns_per_span"] == 40_000
+    assert list(calibration.rounds(math.inf)) == list(range(calibration.ROUNDS))
 
 
 def test_what_passes_by_a_hushed_collector_is_measured_with_calls_of_its_own():

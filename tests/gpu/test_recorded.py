@@ -174,7 +174,7 @@ def test_a_layer_that_streams_memory_is_close_to_the_roof(resnet: Any) -> None:
 
 
 def test_an_iteration_of_a_loop_that_waits_for_the_device_takes_as_long_as_a_step(resnet: Any) -> None:
-    [own] = iterations(resnet.con)
+    [own] = iterations(resnet)
     [(latency,)] = analyses.A1(resnet).select("latency_ms").fetchall()
     assert own.mean_ns == pytest.approx(latency * 1e6, rel=0.02)
 
@@ -218,7 +218,7 @@ def test_the_energy_of_a_step_is_the_devices_power_times_its_iteration(resnet: A
     )
     joules, low, high, watts, period, stretches = row
     assert low < joules < high
-    assert joules == pytest.approx(watts * iterations(resnet.con)[0].mean_ns / 1e9, rel=0.01)
+    assert joules == pytest.approx(watts * iterations(resnet)[0].mean_ns / 1e9, rel=0.01)
     assert 600 < watts < 700  # of at most 700 W, at 99 % of the time busy
     assert (period, stretches) == (pytest.approx(100, abs=1), 10)
 

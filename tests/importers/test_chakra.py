@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,44 @@ def test_without_ids_nothing_is_matched_and_that_is_said(con: duckdb.DuckDBPyCon
 def test_a_file_of_another_trace_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="recorded with another trace"):
         enrich(con, tmp_path, [op("aten::mm", 10, 7)], [old(7, "aten::add")])
+
+
+NAMES = ["aten::mm", "aten::add", "aten::relu", "aten::copy_"]
+
+
+def test_numbers_that_are_equal_by_chance_match_nothing(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    """Of 400 operators with equal numbers a quarter have equal names, by chance."""
+    draw = random.Random(0)
+    events = [op(draw.choice(NAMES), 10 * at, at) for at in range(1, 401)]
+    nodes = [old(at, draw.choice(NAMES)) for at in range(1, 401)]
+    with pytest.raises(TraceError, match="nor by name and order; it was recorded with another trace"):
+        enrich(con, tmp_path, events, nodes)
+
+
+def test_equal_names_out_of_order_match_nothing(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    places = list(range(1, 101))
+    random.Random(0).shuffle(places)
+    events = [op("aten::mm", 10 * place, at) for at, place in enumerate(places, 1)]
+    with pytest.raises(TraceError, match="recorded with another trace"):
+        enrich(con, tmp_path, [*events, op("aten::add", 2000, 200)], [old(at, "aten::mm") for at in range(1, 103)])
+
+
+def test_other_numbers_match_by_name_and_order(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    names = [draw.choice(NAMES) for _ in range(400)]
+    events = [op(name, 10 * at, 7 * at % 401, tid=1 + at // 300) for at, name in enumerate(names, 1)]
+    nodes = [old(5 * at, name, tid=11, **SHAPES) for at, name in enumerate(names, 1) if 40 < at < 290]
+    losses = enrich(con, tmp_path, events, nodes)
+    assert any("249 of its 249 operators and named blocks were found in the trace, by name and order" in note
+               for note in losses.notes)  # fmt: skip
+    rows = con.execute("SELECT start_ns FROM raw_spans WHERE input_shapes IS NOT NULL ORDER BY 1").fetchall()
+    assert [start_ns // 10_000 for (start_ns,) in rows] == list(range(41, 290))
+
+
+def test_names_that_fit_in_two_places_match_nothing(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    events = [op(name, 10 * at, 1000 + at) for at, name in enumerate(NAMES * 2)]
+    with pytest.raises(TraceError, match="recorded with another trace"):
+        enrich(con, tmp_path, events, [old(at, name) for at, name in enumerate(NAMES, 1)])
 
 
 @pytest.mark.parametrize(

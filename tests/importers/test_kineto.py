@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import xsp
+from xsp.cli import main
 from xsp.errors import TraceError
 from xsp.ingest import sources
 from xsp.store.trace import Trace
@@ -97,6 +98,134 @@ def test_a_kernel_finds_its_operator_in_every_generation(tmp_path: Path, names: 
         "bytes": 64,
         "copy": "HtoD",
     }
+
+
+def flow(phase: str, number: int, pid: int, tid: int, at: float) -> dict[str, Any]:
+    return {"ph": phase, "cat": "ac2g", "name": "ac2g", "id": number, "pid": pid, "tid": tid, "ts": at}
+
+
+@pytest.mark.parametrize("links", ["flow events", "external ids", "both"])
+def test_without_correlation_ids_kernels_find_their_launches_by_other_links(tmp_path: Path, links: str) -> None:
+    has_flows, has_ids = links != "external ids", links != "flow events"
+    external = [{"External id": number} if has_ids else {} for number in (24, 25)]
+    events = [
+        box("cpu_op", "aten::mm", 10, 20, **{"External id": 513}),
+        box("cuda_runtime", "hipModuleLaunchKernel", 12, 2, **external[0]),
+        box("cpu_op", "aten::add", 40, 20, **{"External id": 24 if has_flows else 514}),  # a number of another sort
+        box("cuda_runtime", "hipLaunchKernel", 45, 2, **external[1]),
+        {**work("kernel", "gemm", 60, 20, **external[0])},
+        {**work("kernel", "add", 85, 5, **external[1])},
+        work("kernel", "unknown", 95, 5),
+    ]
+    if has_flows:
+        for number, launched, began in ((24, 12, 60), (25, 45, 85)):
+            events += [flow("s", number, 1, 1, launched), flow("f", number, 0, 7, began)]
+    trace = load(tmp_path, *events)
+    query = """SELECT s.name, up.name, s.parent_rule FROM spans s LEFT JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.level = 70 ORDER BY s.start_ns"""
+    found = [("gemm", "aten::mm", "correlation"), ("add", "aten::add", "correlation"), ("unknown", None, None)]
+    assert told(trace, query) == found
+    by = "external ids" if not has_flows else "flow events"
+    assert any(f"2 of 3 kernels and copies without a correlation id were matched by {by}" in str(note)
+               for note in trace.run["notes"]), trace.run["notes"]  # fmt: skip
+
+
+def test_an_external_id_of_several_launches_names_no_launch(tmp_path: Path) -> None:
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aten::mm", 10, 20, **{"External id": 7}),
+        box("cuda_runtime", "cudaLaunchKernel", 12, 2, **{"External id": 7}),
+        box("cuda_runtime", "cudaLaunchKernel", 16, 2, **{"External id": 7}),
+        work("kernel", "gemm", 60, 20, **{"External id": 7}),
+    )
+    query = "SELECT up.name, s.parent_rule FROM spans s JOIN spans up ON up.span_id = s.parent_id WHERE s.level = 70"
+    assert told(trace, query) == [("aten::mm", "external")]
+
+
+def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them(tmp_path: Path) -> None:
+    def task(name: str, kind: str, start: float, duration: float) -> dict[str, Any]:
+        args = {"Task Type": kind, "Stream Id": 3, "Task Id": 1, "connection_id": 8}
+        return {"ph": "X", "name": name, "pid": 800, "tid": 3, "ts": f"{start:.3f}", "dur": duration, "args": args}
+
+    def npu(phase: str, number: int, pid: int, tid: int, at: float) -> dict[str, Any]:
+        return flow(phase, number, pid, tid, at) | {"cat": "async_npu", "name": "torch_to_npu"}
+
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aclnnMm", 10, 20),
+        {"ph": "X", "name": "AscendCL@aclrtSynchronizeStream", "pid": 102, "tid": 1, "ts": 40, "dur": 9, "args": {}},
+        task("aclnnMm_MatMul", "AI_CORE", 32, 5), task("wait", "EVENT_WAIT", 37, 1), task("copy", "SDMA", 38, 1),
+        npu("s", 7, 1, 1, 10), npu("f", 7, 800, 3, 32),
+    )  # fmt: skip
+    query = """SELECT s.name, s.kind, s.stream, up.name, s.parent_rule FROM spans s
+               LEFT JOIN spans up ON up.span_id = s.parent_id WHERE s.level >= 60 ORDER BY s.start_ns"""
+    assert told(trace, query) == [
+        ("aclnnMm_MatMul", "kernel", 3, "aclnnMm", "external"), ("copy", "copy", 3, None, None),
+        ("AscendCL@aclrtSynchronizeStream", "sync", None, "window", "containment"),
+    ]  # fmt: skip
+    assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
+
+
+def test_operators_without_a_category_are_those_of_the_event_list(tmp_path: Path) -> None:
+    from torch.autograd.profiler import profile
+
+    with profile() as profiler:
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+    path = tmp_path / "events.json"
+    assert profiler.function_events is not None
+    profiler.function_events.export_chrome_trace(str(path))
+    names = {event["name"] for event in json.loads(path.read_text(encoding="utf-8")) if event["ph"] == "X"}
+    trace = xsp.load(path)
+    assert {"aten::linear", "aten::addmm"} <= {name for (name,) in told(trace, "SELECT name FROM spans")} <= {
+        *names, "window",
+    }  # fmt: skip
+    [(count,)] = told(trace, "SELECT count(*) FROM spans WHERE name = 'aten::addmm' AND parent_rule = 'containment'")
+    assert count == 1
+
+
+def test_requests_of_mtia_for_its_dma_are_copies_and_its_events_are_no_work(tmp_path: Path) -> None:
+    def event(name: str, start: float, **args: Any) -> dict[str, Any]:
+        return box("mtia_ccp_events", name, start, 5, 3774, **{"stream": 108, **args}) | {"pid": 17}
+
+    trace = load(
+        tmp_path,
+        box("cpu_op", "aten::a", 0, 100),
+        event("event_wait", 10), event("event_record", 20), event("pe_exe", 30),
+        event("dma_request", 40, direction="DEVICE_TO_HOST", size=1024),
+    )  # fmt: skip
+    assert told(trace, "SELECT name, kind FROM spans WHERE level = 70 ORDER BY start_ns") == [
+        ("pe_exe", "kernel"), ("dma_request", "copy"),
+    ]  # fmt: skip
+    [(attributes,)] = told(trace, "SELECT attributes FROM spans WHERE kind = 'copy'")
+    assert json.loads(attributes) == {"bytes": 1024, "copy": "DtoH"}
+
+
+ASCEND = Path(__file__).resolve().parents[3] / "shared/reports/traces/ascend_trace_view.json.gz"
+
+
+@pytest.mark.skipif(not ASCEND.exists(), reason="no such trace lies in ../shared/reports/traces")
+def test_device_rows_of_a_real_trace_of_ascend_are_those_of_a_plain_reading() -> None:
+    tasks = [event for event in json.loads(gzip.decompress(ASCEND.read_bytes())) if event.get("pid") == 800
+             and event["ph"] == "X"]  # fmt: skip
+    rows = told(xsp.load(ASCEND), "SELECT count(*), sum(dur_ns), count(parent_id) FROM spans WHERE device IS NOT NULL")
+    [(count, dur_ns, linked)] = rows
+    assert (count, dur_ns) == (276, pytest.approx(1000 * sum(task["dur"] for task in tasks), rel=1e-4))
+    assert linked >= 272
+
+
+GEMM = Path(__file__).resolve().parents[3] / "shared/reports/traces/tracelens_gemm_01_external_id_only.json.gz"
+
+
+@pytest.mark.skipif(not GEMM.exists(), reason="no such trace lies in ../shared/reports/traces")
+@pytest.mark.parametrize("has_flows", [True, False])
+def test_all_kernels_of_a_real_trace_without_correlation_ids_find_their_operators(
+    tmp_path: Path, has_flows: bool
+) -> None:
+    events = json.loads(gzip.decompress(GEMM.read_bytes()))["traceEvents"]
+    trace = load(tmp_path, *(event for event in events if has_flows or event.get("cat") != "ac2g"))
+    query = """SELECT up.name, count(*) FROM spans s JOIN spans up ON up.span_id = s.parent_id
+               WHERE s.level = 70 GROUP BY ALL"""
+    assert told(trace, query) == [("aten::mm", 20)]
 
 
 def test_nanoseconds_survive(tmp_path: Path) -> None:
@@ -190,16 +319,23 @@ def test_names_stay_behind_unless_they_are_asked_for(tmp_path: Path) -> None:
     assert xsp.load(tmp_path / "with").run["names"] == {"traceName": "/home/ann/t.json", "host_name": "box7"}
 
 
-def test_files_of_ranks_become_a_job(tmp_path: Path) -> None:
+def test_files_of_ranks_become_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         file(
             tmp_path / f"r{rank}.json",
             box("cpu_op", "aten::a", rank, 5),
             distributedInfo={"rank": rank, "world_size": 4},
         )
-    trace = xsp.load(tmp_path)
-    assert told(trace, "SELECT rank, start_ns FROM spans WHERE level = 40 ORDER BY rank") == [(0, 0), (1, 1000)]
-    assert [rank["rank"] for rank in trace.run["ranks"]] == [0, 1]
+    files = sorted(tmp_path.iterdir())
+    for trace in (xsp.load(tmp_path), xsp.load(files)):
+        assert told(trace, "SELECT rank, start_ns FROM spans WHERE level = 40 ORDER BY rank") == [(0, 0), (1, 1000)]
+        assert [rank["rank"] for rank in trace.run["ranks"]] == [0, 1]
+    for typed in ([str(tmp_path)], list(map(str, files))):
+        capsys.readouterr()
+        assert main(["analyze", *typed]) == 0
+        assert "2 ranks" in capsys.readouterr().out
+        assert main(["analyze", *typed, "ops", "--format", "csv"]) == 0
+        assert "aten::a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,14 @@ def test_a_temporary_folder_without_room_is_one_clear_error(
         read(con, Path(path))
 
 
+def test_tables_with_a_version_in_their_names_are_read(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
+    read(con, tmp_path / "a.sqlite", STEP)
+    plain = con.execute("SELECT name, kind, start_ns FROM raw_spans ORDER BY ALL").fetchall()
+    renamed = {f"{name}_V{3 if name == 'NVTX_EVENTS' else 2}": rows for name, rows in STEP.items()}
+    read(con, tmp_path / "b.sqlite", {**renamed, "NVTX_EVENTS_V2": [{"start": 1, "end": 2, "eventType": 59}]})
+    assert con.execute("SELECT name, kind, start_ns FROM raw_spans ORDER BY ALL").fetchall() == plain != []
+
+
 def test_an_sqlite_file_of_another_program_is_refused(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as db:
         db.execute("CREATE TABLE shopping (item TEXT)")

@@ -61,6 +61,12 @@ def write(path: Path, *messages: Any) -> Path:
 # --- what was sent comes back -----------------------------------------------------------------------------
 
 
+def test_an_xspace_of_jax_is_named_with_what_to_give_instead(tmp_path: Path) -> None:
+    (tmp_path / "jax.xplane.pb").write_bytes(b"\x0a\x20\x12\x0e/host:metadata" + b"\xff" * 40)
+    with pytest.raises(TraceError, match=r"jax\.xplane\.pb: an XSpace of JAX .* give the \.trace\.json\.gz"):
+        xsp.load(tmp_path / "jax.xplane.pb")
+
+
 @pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
 def test_a_file_gives_the_same_spans_and_the_same_tables(
     run: Path, original: Snapshot, tmp_path: Path, name: str

@@ -968,3 +968,23 @@ def test_an_alarm_while_a_step_is_stored_reaches_the_program_and_the_next_step_i
         with prof.step():
             pass
     assert (prof.steps_stored, prof.steps_lost, prof._writer.failure) == (2, 1, None)
+
+
+def test_work_beside_the_finish_runs_once_and_its_failure_costs_nothing(tmp_path):
+    calls = []
+
+    def work():
+        calls.append(threading.current_thread())
+        raise RuntimeError("lost")
+
+    for steps in (0, 3):
+        prof = xsp.profile("beside", levels="M", out=tmp_path / str(steps), warmup=0)
+        prof.while_finishing = work
+        with prof:
+            for _ in range(steps):
+                with prof.step():
+                    pass
+    assert len(calls) == 1, "a run without steps has no screen"
+    assert calls[0] is not threading.current_thread()
+    assert not calls[0].is_alive()
+    assert xsp.load(tmp_path / "3").run.finished

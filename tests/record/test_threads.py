@@ -11,6 +11,7 @@ import pytest
 import xsp
 from xsp.record.threads import Gap, Threads
 from xsp.store.iterations import iterations
+from xsp.store.overlap import threads as threads_of
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -79,12 +80,19 @@ def test_the_throughput_is_that_of_all_threads_per_wall_time() -> None:
         for number in range(50)
         for thread in range(2)
     ]
-    [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows).con)
+    [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows))
     assert found.mean_ns == pytest.approx(8 * MS)
     assert found.between_ns == 0
     assert found.overlap is not None
     assert found.overlap.at_once == pytest.approx(2, rel=0.02)
     assert found.samples_per_s == pytest.approx(8 / 0.010, rel=0.02)
+
+
+@pytest.mark.parametrize(("steps_on_second", "expected"), [(0, 1), (4, 1), (20, 2)])
+def test_a_few_steps_on_another_thread_are_exceptions(steps_on_second: int, expected: int) -> None:
+    rows = [{"step": number, "thread": 1 + (number < steps_on_second), "dur_ns": MS} for number in range(50)]
+    trace = with_loop(trace_of(spans("step s 0-2000", step=9)), rows)
+    assert threads_of(trace.con) == {(0, 0): expected}
 
 
 def test_steps_that_overlap_are_all_in_the_loop(tmp_path: Path) -> None:
@@ -106,6 +114,6 @@ def test_steps_that_overlap_are_all_in_the_loop(tmp_path: Path) -> None:
     counts = trace.sql("SELECT count(*), count(DISTINCT step), count(DISTINCT thread) FROM loop").fetchall()
     assert counts == [(18, 18, 3)]
     assert trace.run["steps"]["skipped"] == 0
-    [found] = iterations(trace.con)
+    [found] = iterations(trace)
     assert found.overlap is not None
     assert found.overlap.at_once > 1.5

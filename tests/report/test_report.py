@@ -24,7 +24,8 @@ from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer
 from xsp.errors import OutputError
 from xsp.report import charts, firstscreen, headline, html, lanes, loop, packed, text, timeline
-from xsp.report.fitting import shorten_distinctly, shortened
+from xsp.report.fitting import shorten_distinctly
+from xsp.report.shortening import shortened
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
 

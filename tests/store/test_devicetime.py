@@ -121,7 +121,7 @@ def test_the_iteration_of_a_run_is_that_of_the_slower_side(
     host_ms: float, device_ms: float, iteration_ms: float
 ) -> None:
     trace = traced(loop({0: host_ms}, {0: device_ms}, [0] * 80, 0.05, 0.01, seed=3))
-    (row,) = iterations(trace.con)
+    (row,) = iterations(trace)
     assert row.mean_ns == pytest.approx(iteration_ms * MS, rel=0.02)
     assert trace.sql("SELECT true_ns FROM merged WHERE kind = 'step'").fetchall() == [(None,)], "not the host's part"
 
@@ -129,7 +129,7 @@ def test_the_iteration_of_a_run_is_that_of_the_slower_side(
 def test_no_iteration_is_shorter_than_the_device_is_busy_in_it() -> None:
     """There is no burst here: the host's own steps are all that was timed."""
     rows = [LoopRow(step, 1, 0, BARE, step * MS, 100_000, 0, 0) for step in range(9)]
-    (row,) = iterations(traced([*rows, LoopRow(9, 1, 0, 70, 9 * MS, 2 * MS, 0, 0)]).con)
+    (row,) = iterations(traced([*rows, LoopRow(9, 1, 0, 70, 9 * MS, 2 * MS, 0, 0)]))
     assert row.mean_ns == pytest.approx(1.8 * MS)
 
 
@@ -157,5 +157,5 @@ def test_recorded_runs_state_the_iteration_that_the_program_measured_without_xsp
         pytest.skip(f"{archive} is absent")
     with tarfile.open(archive) as file:
         file.extractall(tmp_path, filter="data")
-    (row,) = iterations(xsp.load(tmp_path / program).con)
+    (row,) = iterations(xsp.load(tmp_path / program))
     assert row.mean_ns == pytest.approx(truth_ms * MS, rel=tolerance)

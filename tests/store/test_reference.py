@@ -64,7 +64,7 @@ def test_iterations_that_differ_many_times_over_are_represented_by_all_that_were
     rows[40] |= {"rung": int(Level.OP), "steady": False}
     for place in (20, 21, 22, 23, 24):
         rows[place]["dur_ns"] = (4 + place % 3) * MS
-    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows).con)
+    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows))
     assert row.mean_ns == pytest.approx(14.5 * MS, rel=0.1)
     assert row.share == 1
 
@@ -72,5 +72,5 @@ def test_iterations_that_differ_many_times_over_are_represented_by_all_that_were
 def test_iterations_that_are_alike_are_represented_by_the_undisturbed_ones() -> None:
     rows = [{"step": step, "dur_ns": (5 if step % 20 > 8 else 6) * MS, "steady": step % 20 > 8} for step in range(200)]
     rows[40] |= {"rung": int(Level.OP), "steady": False}
-    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows).con)
+    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=40)), rows))
     assert row.mean_ns == pytest.approx(5 * MS, rel=0.001)

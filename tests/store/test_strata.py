@@ -11,13 +11,18 @@ import pytest
 from xsp.store.iterations import iterations
 from xsp.store.loop import BARE
 from xsp.store.strata import Part, Stratum, strata, uncovered, weights
+from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
 
 
 def loop(rows: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
-    return with_loop(trace_of(spans("step s 0-2000", step=0)), rows).con
+    return traced(rows).con
+
+
+def traced(rows: list[dict[str, Any]]) -> Trace:
+    return with_loop(trace_of(spans("step s 0-2000", step=0)), rows)
 
 
 def program(recorded: set[int], slowdown: float = 1.0, times: int = 144, seed: int = 0) -> list[dict[str, Any]]:
@@ -99,9 +104,9 @@ def test_a_few_iterations_are_not_divided_and_without_an_unrecorded_one_there_is
 
 
 def test_the_means_of_strata_close_with_the_iteration() -> None:
-    con = loop(program({7, 19, 33}))
-    found = strata(con)
+    trace = traced(program({7, 19, 33}))
+    found = strata(trace.con)
     count = sum(stratum.iterations for stratum in found)
     mean_ns = sum(stratum.iterations * stratum.mean_ns for stratum in found) / count
-    [own] = iterations(con)
+    [own] = iterations(trace)
     assert own.mean_ns == pytest.approx(mean_ns, rel=0.05)

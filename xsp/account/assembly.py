@@ -19,7 +19,7 @@ from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
-from xsp.store import strata
+from xsp.store import overlap, strata
 from xsp.store.iterations import DISTURBANCE_FACTOR, SHORT_NS, WARM_UP_STEPS, Iteration, iterations
 from xsp.store.loop import BARE as UNRECORDED
 from xsp.store.trace import Trace
@@ -39,7 +39,7 @@ MIN_SEEN_SHARE = 0.5
 
 def of(trace: Trace) -> Account:
     """Return the account of a trace, computed anew; see `xsp.account.of`."""
-    loop = iterations(trace.con)
+    loop = iterations(trace)
     by_rank: dict[int, list[Window]] = {}
     for window in windows(trace):
         by_rank.setdefault(window.rank, []).append(window)
@@ -53,7 +53,10 @@ def of(trace: Trace) -> Account:
         found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices, in_collectives.get(rank)))
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
-    found = [_with_course(trace, each) for each in found]
+    on_threads = overlap.threads(trace.con)
+    found = [
+        replace(_with_course(trace, each), threads=on_threads.get((each.rank, each.kind or 0), 1)) for each in found
+    ]
     found.sort(key=lambda each: (each.rank != trace.rank, each.kind != trace.kind, each.rank, -each.share))
     wall_ms, outside_ms = _wall(trace)
     account = Account(

@@ -222,6 +222,10 @@ class Iterations:
     at_once: float = 1.0
     """Mean number of iterations that run at the same time, on several threads."""
 
+    threads: int = 1
+    """Number of threads that run its steps. Of several, the time between steps is that in which none of them does: they
+    may wait for work then."""
+
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
 

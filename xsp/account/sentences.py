@@ -247,7 +247,7 @@ def _on_host_alone(main: Iterations) -> str:
             f"Ranks communicate while they compute nothing: {_of(ranks_ms + transfer_ms, total_ms)}, "
             f"{ms_text(ranks_ms)} of it waiting for other ranks, {ms_text(transfer_ms)} transfer."
         )
-    return f"{_largest(largest, total_ms)}."
+    return f"{_largest(main, largest)}."
 
 
 def _subject(main: Iterations) -> str:
@@ -257,8 +257,11 @@ def _subject(main: Iterations) -> str:
 _TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}
 
 
-def _largest(entry: Entry, total_ms: float) -> str:
+def _largest(main: Iterations, entry: Entry) -> str:
     """Return a clause on the largest part of an iteration and its place."""
+    total_ms = main.time.ms or 0.0
+    if entry.name == names.BETWEEN and main.threads > 1:
+        return f"No thread runs a step in {_of(entry.ms or 0.0, total_ms)} of an iteration{_place(entry)}"
     verbs = {
         names.BETWEEN: "Most of an iteration passes between steps",
         names.OUTSIDE: "Most of an iteration passes outside the model and its phases",
@@ -309,10 +312,10 @@ def _with_device(account: Account, main: Iterations, device: Side, attention_ms:
         of = "the recording" if main.unit == "window" else "a step"
         return f"The host limits: {works} and is idle the first {ms_text(first.ms or 0.0)} of {of}{where}."
     if main.limit is not None and main.limit.lead_ms < CLOSE * total_ms:
-        largest = _largest(_own_largest(main), total_ms)
+        largest = _largest(main, _own_largest(main))
         host = ms_text(main.limit.host_ms)
         return f"Host and device take nearly the same time: the host takes {host}, {works}. {largest}."
-    return f"The host limits: {works}. {_largest(_own_largest(main), total_ms)}."
+    return f"The host limits: {works}. {_largest(main, _own_largest(main))}."
 
 
 def _own_largest(main: Iterations) -> Entry:

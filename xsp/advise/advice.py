@@ -136,6 +136,9 @@ class AdviceContext:
     providers: Mapping[str, Callable[[AdviceContext], Any]] = field(default_factory=dict)
     """Name of a part → the function that makes it; see `xsp.advise.registry.provides`."""
 
+    known_only: bool = False
+    """Whether only advice with a known gain will be used: a question need not look for other advice."""
+
     _cached: dict[str, Any] = field(default_factory=dict)
 
     @cached_property

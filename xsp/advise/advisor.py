@@ -69,7 +69,7 @@ def of(
         UsageError: there is no such question.
         TraceError: there is no such run, or it cannot be read.
     """
-    context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings)
+    context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings, max_needs)
     advice: list[Advice] = []
     answered, unanswered = [], {}
     for question in _select_questions(only, max_needs):
@@ -129,14 +129,21 @@ def _ideal(context: AdviceContext) -> tuple[str, ...]:
         return ()  # the questions that need a bound report why there is none
 
 
-def context_of(subject: Any, settings: Mapping[str, Any] | None = None) -> AdviceContext:
+def context_of(
+    subject: Any, settings: Mapping[str, Any] | None = None, max_needs: Needs = Needs.BOUND
+) -> AdviceContext:
     """Return the subject: a loaded trace, or a run, a trace file or a model given by path or name.
+
+    Args:
+        subject: as in `of`.
+        settings: see `AdviceContext.settings`.
+        max_needs: what the questions that will be asked need at most; providers are loaded if it is more than a trace.
 
     Raises:
         TraceError: there is no such run, or it cannot be read.
         XspError: there is no such model.
     """
-    registry.questions()
+    registry.questions(Needs.BOUND if isinstance(subject, str) else max_needs)  # a model needs the graph's provider
     options = settings or {}
     if not isinstance(subject, str):
         return AdviceContext(subject, None, options, registry.PROVIDERS)
@@ -180,11 +187,9 @@ def check_names(only: Sequence[str]) -> None:
 
 
 def _select_questions(only: Sequence[str], max_needs: Needs) -> list[Question]:
-    check_names(only)
-    questions = registry.questions()
-    return [
-        question for name, question in questions.items() if (not only or name in only) and question.needs <= max_needs
-    ]
+    if only:
+        check_names(only)
+    return [question for name, question in registry.questions(max_needs).items() if not only or name in only]
 
 
 def _one_per_trial(pieces: Sequence[Advice]) -> list[Advice]:

@@ -58,9 +58,20 @@ class Call:
     attributes: str | None
     """JSON, for modules and `DESCRIBED_OPS` only."""
 
-    shapes: list[object]
+    input_shapes: str | None
+    """JSON of the shapes of the inputs."""
+
     parent: Call | None = None
     children: list[Call] = field(default_factory=list)
+
+    @cached_property
+    def shapes(self) -> list[object]:
+        """The shapes of the inputs; empty if not recorded."""
+        try:
+            shapes = json.loads(self.input_shapes or "null")
+        except ValueError:
+            return []
+        return shapes if isinstance(shapes, list) else []
 
     @property
     def is_op(self) -> bool:
@@ -164,6 +175,19 @@ def walk(context: AdviceContext, with_device: bool = False) -> Iterator[Call]:
         yield from root.walk()
 
 
+def are_worth_a_walk(context: AdviceContext, condition: str, least: int = 1) -> bool:
+    """Return whether a question should walk through the calls of a step.
+
+    With device work few questions do, and making the calls takes 10 µs for each: where too few of them meet an SQL
+    condition on `merged`, that is left out. Without device work all questions share the calls.
+    """
+    trace = context.required_trace
+    if not trace.has(Level.KERNEL) or not trace.has(Level.OP):
+        return True
+    ((count,),) = trace.con.execute(f"SELECT count(*) FROM merged WHERE device IS NULL AND {condition}").fetchall()
+    return bool(count >= least)
+
+
 def gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Call]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {call.sequence_nr for root in forward_calls for call in root.walk()} - {None}
@@ -193,8 +217,7 @@ def _trees(context: AdviceContext) -> list[Call]:
     thread: tuple[object, object] | None = None
     threads: dict[object, list[Call]] = {}
     for row in rows:
-        *values, shapes, process, thread_id = row
-        values.append(_shapes(shapes))
+        *values, process, thread_id = row
         call = Call(*values)
         middle = (call.start_ns + call.end_ns) // 2
         while stack and (thread != (process, thread_id) or stack[-1].end_ns <= middle):
@@ -257,14 +280,6 @@ def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list
             root.parent = step
             step.children.append(root)
     return [root for root in roots if root.parent is None]
-
-
-def _shapes(text: str | None) -> list[object]:
-    try:
-        shapes = json.loads(text or "null")
-    except ValueError:
-        return []
-    return shapes if isinstance(shapes, list) else []
 
 
 def times_per_step(

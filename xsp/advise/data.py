@@ -98,7 +98,11 @@ less."""
 
 @question("between", "What does the loop do between its steps?", number="Q4")
 def between(context: AdviceContext) -> Iterator[Advice]:
-    """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies."""
+    """Time of an iteration that is neither in a step nor waiting for data: checkpoints, statistics, copies.
+
+    Threads that run steps at the same time, as those of a service, may wait for work between them. No other time is
+    known to be work than what recordings show, and where they do not show most of it, what can be saved is unknown.
+    """
     part = _part(context, BETWEEN)
     if part is None or part[0].low_ms is None:
         return
@@ -108,6 +112,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         return
     whole = ms_text(main.time.ms)
     text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
+    if main.threads > 1:
+        text = f"in {ms_text(ms)} of an iteration of {whole} none of {main.threads} threads runs a step"
     text += exception(context, BETWEEN)
     largest = _largest_part(entry)
     if largest is not None:
@@ -116,7 +122,13 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
         "what a framework does at the end of each batch"
     )
-    if largest is not None and largest.name in _REMEDIES:
+    is_unknown = main.threads > 1 and largest is None
+    if is_unknown:
+        do = (
+            "see what the threads do then: if they wait for work, nothing is lost; work outside the model, such as "
+            "preparing inputs and reading results, can run for several inputs at once"
+        )
+    elif largest is not None and largest.name in _REMEDIES:
         do = _REMEDIES[largest.name]
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
@@ -139,6 +151,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         (f"{main.count - main.recorded} iterations that ran without recording", *_lines(context, ms)),
         do,
         entry=BETWEEN,
+        gain_known=not is_unknown,
     )
 
 

@@ -109,8 +109,14 @@ def features_in_use(trace: Trace) -> Features:
     return Features(bool(graphs), is_compiled(trace), bool(workers))
 
 
-def pieces(answers: Answers, account: Account) -> list[Piece]:
-    """Return the changes that help, the largest possible gain first; none where nothing is known of a device."""
+def pieces(answers: Answers, account: Account, known_only: bool = False) -> list[Piece]:
+    """Return the changes that help, the largest possible gain first; none where nothing is known of a device.
+
+    Args:
+        answers: tables of the trace.
+        account: the account of the trace.
+        known_only: leave out the changes whose gain is not known, with the tables that only they need.
+    """
     from xsp.advise import kernels
 
     main = account.job
@@ -133,7 +139,7 @@ def pieces(answers: Answers, account: Account) -> list[Piece]:
         if device.ms(name) >= least_ms and not (name == names.COMMUNICATION and candidates and account.late_rank):
             candidates += _for_exposed(answers, account, name, device)
     if device.ms(names.BUSY) >= LEAST_BUSY_PERCENT / 100 * main.time.ms:
-        candidates += kernels.pieces(answers, iterations_in_all(account), features)
+        candidates += kernels.pieces(answers, iterations_in_all(account), features, known_only)
     return sorted((piece for piece in candidates if piece.ms >= least_ms), key=lambda piece: -piece.ms)
 
 

@@ -28,13 +28,14 @@ LAYOUT_KERNEL = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, iterations: int, features: Features) -> Iterator[Piece]:
+def pieces(answers: Answers, iterations: int, features: Features, known_only: bool = False) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
         answers: tables of the trace.
         iterations: recorded iterations of all devices together.
         features: what the program does already.
+        known_only: leave out the changes whose gain is not known.
     """
 
     def share(ms: float) -> float:
@@ -56,7 +57,8 @@ def pieces(answers: Answers, iterations: int, features: Features) -> Iterator[Pi
     yield from _layouts(answers, share)
     yield from _fusible(answers, share, features)
     yield from _without_tensor_cores(answers, share)
-    yield from _below_the_roof(answers, share, BATCHED if attention else ())
+    if not known_only:
+        yield from _below_the_roof(answers, share, BATCHED if attention else ())
 
 
 SINGLE_PRECISION = r"sgemm|f32f32|ffma|simt|_fp32|float32"

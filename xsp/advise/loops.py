@@ -32,6 +32,8 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     Reads by optimizers are left to the question `optimizer`.
     """
     step_ms, on_device = calls.step_ms(context), context.required_trace.has(Level.KERNEL)
+    if not calls.are_worth_a_walk(context, f"name IN {READS}", LEAST_CALLS):
+        return
     loops: list[tuple[list[Call], list[Call], float]] = []
     for parent in calls.walk(context, with_device=True):
         reads = [call for call in parent.children if call.name in READS and call.phase != "optimizer"]

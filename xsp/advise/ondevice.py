@@ -21,7 +21,7 @@ def _answer(name: str) -> Callable[[AdviceContext], Iterator[Advice]]:
         blocking = next((doubt for doubt in accounted.doubts if "busy" in doubt.forbids), None)
         if blocking is not None:
             raise AnalysisError(blocking.text)
-        found = context.cached("device pieces", lambda: device.pieces(context.answers, accounted))
+        found = context.cached("device pieces", lambda: device.pieces(context.answers, accounted, context.known_only))
         step = context.step
         if step is not None:
             yield from (piece.advice(step, main) for piece in found if piece.question == name)

@@ -41,6 +41,8 @@ CALL_MS = (0.002, 0.005, 0.01)
 def optimizer(context: AdviceContext) -> Iterator[Advice]:
     """Updates of parameters by single operators in a Python loop, in an optimizer or written by hand."""
     step_ms, on_device = calls.step_ms(context), context.required_trace.has(Level.KERNEL)
+    if not calls.are_worth_a_walk(context, f"kind IN ('{Kind.OPTIMIZER}', '{Kind.BACKWARD}')"):
+        return
     updates: list[_Update] = []
     for parent in calls.walk(context, with_device=True):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT_FUSED:

@@ -12,6 +12,11 @@ from xsp.advise.advice import Advice, AdviceContext, Needs
 from xsp.errors import PluginError, UsageError
 
 GROUP = "xsp.questions"
+"""Entry points of modules with questions."""
+
+GRAPH_GROUP = "xsp.graph_questions"
+"""Entry points of modules whose questions all need more than a trace, and of providers: they are imported only where
+such questions are asked."""
 
 Answerer = Callable[[AdviceContext], Iterable[Advice]]
 
@@ -88,17 +93,22 @@ def provides(name: str) -> Callable[[Callable[[AdviceContext], Any]], Callable[[
     return register
 
 
-def questions() -> dict[str, Question]:
-    """Load the entry points, and return all questions by name, ordered by their needs, number and name."""
-    _load(tuple(plugins.names(GROUP)))
+def questions(max_needs: Needs = Needs.BOUND) -> dict[str, Question]:
+    """Load the entry points, and return all questions by name, ordered by their needs, number and name.
+
+    Args:
+        max_needs: leave out the questions that need more.
+    """
+    for group in (GROUP,) if max_needs is Needs.TRACE else (GROUP, GRAPH_GROUP):
+        _load(group, tuple(plugins.names(group)))
     entries = sorted(QUESTIONS.values(), key=lambda entry: (entry.needs, entry.number or "Q9", entry.name))
-    return {entry.name: entry for entry in entries}
+    return {entry.name: entry for entry in entries if entry.needs <= max_needs}
 
 
 @lru_cache(maxsize=8)
-def _load(names: tuple[str, ...]) -> None:
+def _load(group: str, names: tuple[str, ...]) -> None:
     for name in names:
         try:
-            plugins.load(GROUP, name)
+            plugins.load(group, name)
         except PluginError:
             pass  # `xsp doctor` reports the reason

@@ -141,7 +141,7 @@ def _reason_without_energy(trace: Trace) -> str | None:
     reason = reason_without_loop(trace) or _reason_without_counter(trace)
     if reason is not None:
         return reason
-    if not any(iteration.is_known for iteration in iterations(trace.con)):
+    if not any(iteration.is_known for iteration in iterations(trace)):
         return "the time of an iteration is unknown, because too few steps ran undisturbed by recording: run more steps"
     measurements = list(_device_powers(trace))
     if not measurements:
@@ -268,7 +268,7 @@ def _device_powers(trace: Trace) -> Iterator[DevicePower]:
     """Yield the devices of each kind of iteration whose time is known; the kind that takes most time first."""
     counters = _counters(trace)
     stretches_by_rank = _stretches(trace)
-    for iteration in iterations(trace.con):
+    for iteration in iterations(trace):
         if not iteration.is_known or iteration.mean_ns is None:
             continue
         stretches = [

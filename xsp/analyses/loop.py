@@ -55,7 +55,7 @@ def program_loop(trace: Trace) -> Table:
     is that of one thread, without the time between its steps in which other threads ran steps (`beside_ms`); `at_once`
     is the number of iterations at the same time, and the throughput is that of all threads together.
     """
-    measurements = iterations(trace.con)
+    measurements = iterations(trace)
     has_several = len({iteration.rank for iteration in measurements}) > 1
     rows = [_row(trace, iteration, scope_names(iteration.rank)[has_several]) for iteration in measurements]
     return values(trace, "the_loop", _COLUMNS, [*_job_rows(trace, measurements), *rows] if has_several else rows)

@@ -110,7 +110,7 @@ def _loop_figures(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
     """Return the time of the loop's iteration and both ends of its interval in milliseconds, and samples per second."""
     key = (trace.rank, trace.kind)
     iteration = next(
-        (candidate for candidate in iterations(trace.con, batch) if (candidate.rank, candidate.kind) == key), None
+        (candidate for candidate in iterations(trace, batch) if (candidate.rank, candidate.kind) == key), None
     )
     if iteration is None or iteration.mean_ns is None or not iteration.is_known:
         return (None, None, None, None)

@@ -250,7 +250,7 @@ MIN_SYSTEM_SHARE = 0.05
 
 def page_faults(trace: Trace) -> tuple[str, Figure] | None:
     """Return a text on the page faults of a step and the time that they take; None if it is short or unknown."""
-    for row in iterations(trace.con):
+    for row in iterations(trace):
         if (row.rank, row.kind) != (trace.rank, trace.kind) or row.faults is None or not row.mean_ns:
             continue
         system_ns = row.system_ns or 0.0

@@ -133,14 +133,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(args: argparse.Namespace, context: AdviceContext, result: AdviceReport, history: str | None) -> None:
     """Print the first screen and then all advice; for a model, or with questions that were chosen, only the advice."""
-    from rich.console import Console
-
     from xsp.advise import text
     from xsp.report import firstscreen
 
     if context.trace is not None and not args.only:
         screen = firstscreen.first_screen(context.trace, args.source, ())
-        progress.echo(firstscreen.text(screen, Console().width, commands=False) + "\n")
+        progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
     progress.echo(text.page(result, args.limit, history, bool(args.only)), flush=True)
 
 

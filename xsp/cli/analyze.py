@@ -46,7 +46,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="RUN",
-        help="run directory, sweep, Parquet file of spans, a trace that xsp imports, or its URL in Jaeger",
+        help="run directory, sweep, Parquet file of spans, a trace that xsp imports, a folder or several files with "
+        "one per rank, or its URL in Jaeger",
     )
     parser.add_argument(
         "names", nargs="*", default=[], metavar="ANALYSIS", help="phases, A1 … A15, ops, health, …: --list lists them"
@@ -96,9 +97,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the runs, and print or write the named analyses; without names, print the first screen."""
-    analyses = list({analysis.id: analysis for analysis in map(_find, args.names)}.values())
+    files = [name for name in args.names if _is_file(name)]
+    names = [name for name in args.names if name not in files]
+    analyses = list({analysis.id: analysis for analysis in map(_find, names)}.values())
     _check(args, len(analyses))
-    traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args)
+    traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args, files)
     for trace in traces:
         progress.warn_of_missing_files(trace.path or args.path, trace.run)
     if not analyses:
@@ -205,9 +208,16 @@ def _output(content: str, out: Path | None) -> None:
         tablefiles.write_text(content, out)
 
 
-def _load_locally(args: argparse.Namespace) -> list[Trace]:
+def _is_file(name: str) -> bool:
+    """Return whether a word after the first path is a file of another rank, and not the name of an analysis."""
+    return options.find_analysis(name) is None and Path(name).is_file()
+
+
+def _load_locally(args: argparse.Namespace, files: Sequence[str]) -> list[Trace]:
     from xsp.ingest import load
 
+    if files:
+        return [load.load([args.path, *files], kind=args.kind)]
     paths: Sequence[str | Path] = load.parts(args.path) if Path(args.path).is_dir() else [args.path]
     return [load.load(path, skip_damaged=args.skip_damaged, kind=args.kind) for path in paths]
 
@@ -235,11 +245,9 @@ def _find(name: str) -> Analysis:
 
 def _overview(trace: Trace, path: str) -> None:
     """Print the first screen of a trace."""
-    from rich.console import Console
-
     from xsp.report import firstscreen
 
-    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), Console().width))
+    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), progress.terminal_width()))
 
 
 def _list(trace: Trace) -> None:

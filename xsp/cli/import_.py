@@ -10,15 +10,18 @@ examples:
   xsp import traces/ -o runs/job                 a file for each rank
   xsp import report.sqlite -o runs/nsys          nsys export --type sqlite
   xsp import et.json kineto.json -o runs/both
+  xsp import broken.json --repair -o runs/mended  names with quotes that are not escaped
   xsp import http://localhost:16686/trace/TRACE-ID -o runs/back
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from xsp.cli import progress
+from xsp.errors import UsageError
 from xsp.run import Run
 
 SUMMARY = "read traces of other profilers, OTLP files or Jaeger's traces"
@@ -30,13 +33,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="run directory to write")
     parser.add_argument("--keep-names", action="store_true", help="keep names of users, hosts, jobs and paths")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing run")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="mend JSON whose names hold quotes or backslashes that are not escaped, in a copy; say how many",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Import the sources completely or not at all, and print what was lost."""
+    from xsp import atomic
     from xsp.ingest import sources
 
-    runs = sources.import_atomically(args.out, args.sources, args.overwrite, keep_names=args.keep_names)
+    with atomic.temporary_folder() as folder:
+        names = _mended(args.sources, Path(folder)) if args.repair else args.sources
+        runs = sources.import_atomically(args.out, names, args.overwrite, keep_names=args.keep_names)
     for path, content in runs.items():
         _print_source(path, content)
     if len(runs) == 1:
@@ -44,9 +55,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _first_screen(path: Path) -> None:
-    from rich.console import Console
+def _mended(names: Sequence[str], folder: Path) -> list[str]:
+    """Return the sources, with mended copies of the files whose texts were not escaped; print what was changed."""
+    from xsp.importers import repair
 
+    mended = []
+    for number, name in enumerate(names):
+        if not Path(name).is_file():
+            raise UsageError(f"{name}: --repair mends files; name them one by one")
+        copy = folder / str(number) / Path(name).name.removesuffix(".gz")
+        copy.parent.mkdir()
+        changed = repair.mend(name, copy)
+        progress.warn(
+            f"xsp: {name}: {changed} texts were escaped in a copy" if changed else f"xsp: {name}: nothing to mend"
+        )
+        mended.append(str(copy) if changed else name)
+    return mended
+
+
+def _first_screen(path: Path) -> None:
     from xsp.errors import XspError
     from xsp.ingest import load
     from xsp.report import firstscreen
@@ -55,7 +82,7 @@ def _first_screen(path: Path) -> None:
         screen = firstscreen.first_screen(load.load(path), str(path))
     except XspError:
         return  # it was imported; what it lacks is said by the commands that read it
-    progress.echo("\n" + firstscreen.text(screen, Console().width))
+    progress.echo("\n" + firstscreen.text(screen, progress.terminal_width()))
 
 
 def _print_source(path: Path, run: Run) -> None:

@@ -15,14 +15,13 @@ from xsp import scrub
 from xsp.collector import Kernels
 from xsp.errors import UnwritableError, UsageError
 from xsp.levels import parse_levels
-from xsp.otlp import endpoint
-from xsp.record.settings import Settings
 from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp import models
     from xsp.analyses import Analysis
     from xsp.comparison.commands import Program
+    from xsp.record.settings import Settings
 
 
 class _KeepArguments(argparse.Action):
@@ -51,6 +50,8 @@ class _RaisingParser(argparse.ArgumentParser):
 
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that records a run."""
+    from xsp.record.settings import Settings  # commands that record nothing load nothing of this package
+
     group = parser.add_argument_group("what is recorded, and where")
     group.add_argument(
         "-o",
@@ -201,6 +202,9 @@ def check_counting(args: argparse.Namespace) -> None:
 
 def add_otlp_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that delivers a run while it is recorded."""
+    from xsp.otlp import endpoint
+    from xsp.record.settings import Settings
+
     group = parser.add_argument_group("sending over OpenTelemetry's protocol during the run")
     group.add_argument(
         "--otlp",
@@ -382,6 +386,8 @@ def recording_settings(args: argparse.Namespace, name: str) -> Settings:
     Raises:
         UsageError: the settings are invalid.
     """
+    from xsp.record.settings import Settings
+
     values = {field.name: getattr(args, field.name) for field in fields(Settings) if field.name in args}
     values |= {"name": name, "out": args.out or Path("runs") / name, "next_free": args.out is None}
     return Settings(**values)

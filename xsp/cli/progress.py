@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,18 @@ def warn_of_missing_files(path: object, run: Run) -> None:
     for note in run.notes:
         if note.source == MISSING:
             warn(f"xsp: {path}: {note.text}")
+
+
+def terminal_width() -> int:
+    """Return the width in characters of the terminal: `COLUMNS`, else that of the first standard stream, else 80."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return int(columns)
+    for descriptor in (0, 1, 2):
+        with suppress(OSError):
+            if width := os.get_terminal_size(descriptor).columns:  # a pseudo-terminal may have none
+                return width
+    return 80
 
 
 def write(content: str) -> None:
@@ -93,6 +107,15 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
+def prepare_result() -> None:
+    """Import what `show_result` uses for a single run."""
+    from xsp.advise import Needs, questions
+
+    for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
+        import_module(name)
+    questions(Needs.TRACE)
+
+
 def show_result(out: Path, remarks: bool = True) -> None:
     """Print a run's first screen, or a sweep's table, and on stderr the remarks of plugins about the run.
 
@@ -102,22 +125,24 @@ def show_result(out: Path, remarks: bool = True) -> None:
     """
     began_ns = clock.monotonic_ns()
     replace_unencodable()
-    from rich.console import Console
-
-    from xsp import plugins
     from xsp.ingest import load
     from xsp.record.output import display_path as shown_path
-    from xsp.report import firstscreen, text
 
-    console = Console()
     runs = load.parts(out)
     if len(runs) > 1:
-        console.print(text.sweep([load.load(run) for run in runs]))
+        from rich.console import Console
+
+        from xsp.report import text
+
+        Console().print(text.sweep([load.load(run) for run in runs]))
         echo(f"\nstored in {shown_path(out)}; next: xsp report {shlex.quote(shown_path(runs[0]))}")
         return
+    from xsp import plugins
+    from xsp.report import firstscreen
+
     trace = load.load(out)
     screen = firstscreen.first_screen(trace, shown_path(runs[0]), None if remarks else ())
-    echo(firstscreen.text(screen, console.width, stored=shown_path(out), screen_ns=clock.monotonic_ns() - began_ns))
+    echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out), screen_ns=clock.monotonic_ns() - began_ns))
     if remarks:
         sys.stdout.flush()
         for line in plugins.remarks(trace):

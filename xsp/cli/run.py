@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from xsp import rundir
-from xsp.cli import counters, options
+from xsp.cli import counters, options, progress
 from xsp.errors import UsageError
 from xsp.record.budget import USE_DEFAULT
 from xsp.record.terminal import say
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         one_at_a_time=args.one_at_a_time,
         is_counter_run=args.counting,
         began_ns=args.began_ns,
+        while_finishing=None if args.quiet else progress.prepare_result,
     )
     if job is not None:
         code, run = ranks.launch(plan, job)
@@ -175,7 +176,6 @@ def _check_job(job: Job, args: argparse.Namespace) -> None:
 
 def _show(out: Path, quiet: bool, remarks: bool) -> None:
     """Print the first tables, or only why there are none; a failure is reported, and the program's exit code stays."""
-    from xsp.cli import progress
     from xsp.errors import XspError
 
     can_print = not quiet and sys.stdout is not None and _can_flush(sys.stdout)

@@ -61,7 +61,7 @@ def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]
 
 
 def _step_faults(trace: Trace) -> float | None:
-    return next((row.faults for row in iterations(trace.con) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
+    return next((row.faults for row in iterations(trace) if (row.rank, row.kind) == (trace.rank, trace.kind)), None)
 
 
 def have_same_work(runs: Sequence[Trace]) -> bool:

@@ -21,7 +21,7 @@ MOST_LISTED = 200
 MOST_FILES = 100_000
 """Maximum number of files that are checked before a run is loaded."""
 
-_TRACE_SUFFIXES = (".json", ".json.gz", ".parquet", ".sqlite", ".nsys-rep", ".jsonl", ".pb", ".pickle")
+_TRACE_SUFFIXES = (".json", ".json.gz", ".parquet", ".sqlite", ".rpd", ".nsys-rep", ".jsonl", ".pb", ".pickle")
 
 
 class Place(NamedTuple):

@@ -82,7 +82,7 @@ def _program(run: Run) -> Iterator[Finding]:
 
 
 def _own_iterations(trace: Trace) -> list[iterations.Iteration]:
-    return [iteration for iteration in iterations.iterations(trace.con) if iteration.rank == trace.rank]
+    return [iteration for iteration in iterations.iterations(trace) if iteration.rank == trace.rank]
 
 
 def _outside_step(trace: Trace) -> Iterator[Finding]:
@@ -108,9 +108,10 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
     waiting, between = (main.host.ms(name) / main.time.ms for name in (names.DATA, names.BETWEEN))
     if waiting + between < MIN_OUTSIDE_SHARE:
         return
+    other = "other work between steps" if main.threads <= 1 else "no step on any thread"
     text = (
         f"an iteration takes {main.time.ms:.4g} ms: step {100 * (1 - waiting - between):.0f} %, waiting for data "
-        f"{100 * waiting:.0f} %, other work between steps {100 * between:.0f} %; "
+        f"{100 * waiting:.0f} %, {other} {100 * between:.0f} %; "
         "the throughput of the program is that of the loop, not of the step"
     )
     yield Finding(Severity.WARNING, "data" if waiting > between else "loop", text, "B")

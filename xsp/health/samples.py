@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from xsp.health.finding import Finding, Severity
 from xsp.run import Samples
-from xsp.samples.nvml import REASONS_SQL
+from xsp.samples.nvml import MASK, REASONS_SQL
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 
@@ -15,6 +15,9 @@ MIN_BUSY_CORES = 0.5
 
 MIN_MISSED_SHARE = 0.2
 """Minimum share of late readings for a note."""
+
+_OTHERS, _OWN_USE, _ALL_USE = "gpu.processes.others", "process.cpu.use", "host.cpu.use"
+"""Names of samples: processes of others on a device, and cores in use by the process and by all on the machine."""
 
 _TIMED = f"""
     timed AS (
@@ -26,9 +29,13 @@ _TIMED = f"""
 
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield the findings from samples; nothing for a run without samples."""
-    yield from _throttling(trace)
-    yield from _device_processes(trace)
-    yield from _host_processes(trace)
+    names = {name for (name,) in trace.con.execute("SELECT DISTINCT name FROM samples").fetchall()}
+    if MASK in names:
+        yield from _throttling(trace)
+    if _OTHERS in names:
+        yield from _device_processes(trace)
+    if {_OWN_USE, _ALL_USE} <= names:
+        yield from _host_processes(trace)
     for run in trace.run.rank_runs:
         if run.samples is not None:
             yield from _gaps(run.samples, run.machine.devices)
@@ -57,7 +64,7 @@ def _device_processes(trace: Trace) -> Iterator[Finding]:
         WITH {_TIMED}, readings AS (
             SELECT rank, device, time_ns AS from_ns, value,
                    lead(time_ns, 1, time_ns + 1) OVER (PARTITION BY rank, device ORDER BY time_ns) AS to_ns
-            FROM samples WHERE name = 'gpu.processes.others'
+            FROM samples WHERE name = '{_OTHERS}'
         )
         SELECT readings.rank, device, max(value)::BIGINT, count(DISTINCT step), any_value(steps)
         FROM readings
@@ -88,7 +95,7 @@ def _host_processes(trace: Trace) -> Iterator[Finding]:
             ASOF JOIN timed ON timed.rank = samples.rank AND timed.start_ns <= samples.time_ns
             WHERE time_ns <= end_ns
         )
-        SELECT avg(value) FILTER (name = 'process.cpu.use'), avg(value) FILTER (name = 'host.cpu.use') FROM step_samples
+        SELECT avg(value) FILTER (name = '{_OWN_USE}'), avg(value) FILTER (name = '{_ALL_USE}') FROM step_samples
         """
     ).fetchall()
     if process_cores is not None and host_cores is not None and host_cores - process_cores > MIN_BUSY_CORES:

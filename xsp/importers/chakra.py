@@ -2,12 +2,16 @@
 
 An execution trace has shapes, types, scalars and the forward operator of each operator, but no times. Its `rf_id` is
 Kineto's `Record function id`, or its `External id` if Kineto does not write the former. Operators match only if they
-have the same name in both files.
+have the same name in both files. Numbers of different sorts are equal by chance, and some such operators have the same
+name: numbers count only if most operators with equal numbers have equal names, and the matches are in order. Else the
+operators of each thread of the file are matched with those of the thread of the trace on which exactly these run in
+this order; if there is no such thread, nothing is matched.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -28,9 +32,18 @@ BATCH = 4096
 
 _NODES = (
     Column("id", "BIGINT", ""), Column("rf_id", "BIGINT", ""), Column("fw_parent", "BIGINT", ""),
-    Column("sequence_nr", "BIGINT", ""), Column("name", "VARCHAR", ""), Column("input_shapes", "VARCHAR", ""),
-    Column("dtypes", "VARCHAR", ""), Column("scalars", "VARCHAR", ""), Column("outputs", "VARCHAR", ""),
+    Column("sequence_nr", "BIGINT", ""), Column("thread", "BIGINT", ""), Column("name", "VARCHAR", ""),
+    Column("input_shapes", "VARCHAR", ""), Column("dtypes", "VARCHAR", ""), Column("scalars", "VARCHAR", ""),
+    Column("outputs", "VARCHAR", ""),
 )  # fmt: skip
+
+_ORDERED = (Column("number", "BIGINT", ""), Column("node", "BIGINT", ""))
+
+LEAST_AGREEMENT = 0.5
+"""Least share of operators with equal numbers in both files that have equal names."""
+
+LEAST_ORDER = 0.9
+"""Least share of consecutive matches on a thread that are in order."""
 
 SCALAR = "Scalar"
 """Kineto's type of an input that is not a tensor; an omitted input has an empty type."""
@@ -86,6 +99,7 @@ def _node(node: dict[str, Any]) -> tuple[Any, ...]:
         _integer(attributes.get("rf_id")),
         _integer(attributes.get("fw_parent")),
         _integer(attributes.get("seq_id")),
+        _integer(attributes.get("tid")),
         str(attributes.get("name", ""))[:4096].encode("utf-8", "replace").decode(),
         _text(_shapes(*inputs[1:])),
         _text([_type(kind) for kind in inputs[2]]),
@@ -149,23 +163,81 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
         con.execute(_PAIRS.format(numbers="SELECT NULL::BIGINT AS number, NULL::BIGINT AS id WHERE false"))
         losses.note(f"{Path(source).name}: its {nodes} operators have no rf_id, so none could be matched")
         return
-    most_matches = 0
+    most_matches, how = 0, ""
     for numbering in _numberings(con):
         con.execute(_PAIRS.format(numbers=numbering).replace("chakra_pairs", "chakra_candidates"))
         ((matches,),) = con.execute("SELECT count(*) FROM chakra_candidates").fetchall()
-        if matches > most_matches:
+        if matches > most_matches and _fits(con, numbering, matches):
             most_matches = matches
             con.execute("CREATE OR REPLACE TEMP TABLE chakra_pairs AS FROM chakra_candidates")
     con.execute("DROP TABLE chakra_candidates")
     if not most_matches:
-        raise TraceError(f"{source}: none of its {nodes} operators is in the trace; it was recorded with another trace")
+        most_matches, how = _match_by_order(con), ", by name and order"
+    if not most_matches:
+        raise TraceError(
+            f"{source}: its {nodes} operators are not those of the trace by number and name, nor by name and order; it "
+            "was recorded with another trace"
+        )
     losses.note(
-        f"{Path(source).name}: {most_matches} of its {nodes} operators and named blocks were found in the trace"
+        f"{Path(source).name}: {most_matches} of its {nodes} operators and named blocks were found in the trace{how}"
     )
     if with_id < nodes:
         losses.skipped["operators of the execution trace without rf_id"] += nodes - with_id
     if most_matches < with_id:
         losses.skipped["operators of the execution trace that are not in the trace"] += with_id - most_matches
+
+
+def _fits(con: duckdb.DuckDBPyConnection, numbering: str, matches: int) -> bool:
+    """Return whether matches are no chance: most operators with equal numbers have equal names, and are in order."""
+    ((both,),) = con.execute(
+        f"""
+        SELECT count(DISTINCT node.rf_id)
+        FROM ({numbering}) AS numbers JOIN raw_spans USING (number) JOIN chakra_nodes AS node ON node.rf_id = numbers.id
+        WHERE node.rf_id > 0 AND raw_spans.device IS NULL AND raw_spans.level < {int(Level.RUNTIME)}
+        """
+    ).fetchall()
+    ((order,),) = con.execute(
+        """
+        SELECT avg(CASE WHEN start_ns >= last_ns THEN 1 ELSE 0 END) FROM (
+            SELECT start_ns, lag(start_ns) OVER (PARTITION BY thread ORDER BY rf_id) AS last_ns
+            FROM (SELECT number, rf_id FROM chakra_candidates) JOIN raw_spans USING (number)
+        ) WHERE last_ns IS NOT NULL
+        """
+    ).fetchall()
+    return bool(matches >= LEAST_AGREEMENT * both) and (order is None or order >= LEAST_ORDER)
+
+
+def _match_by_order(con: duckdb.DuckDBPyConnection) -> int:
+    """Make `chakra_pairs` of threads whose names follow each other in exactly one place of a thread of the trace."""
+    nodes: dict[int | None, list[tuple[int, str]]] = defaultdict(list)
+    for thread, row, name in con.execute(
+        "SELECT thread, rowid, name FROM chakra_nodes WHERE rf_id > 0 ORDER BY rf_id"
+    ).fetchall():
+        nodes[thread].append((row, name))
+    spans: dict[int | None, list[tuple[int, str]]] = defaultdict(list)
+    for thread, number, name in con.execute(
+        f"SELECT thread, number, name FROM raw_spans WHERE device IS NULL AND level < {int(Level.RUNTIME)} "
+        "ORDER BY start_ns, dur_ns DESC"
+    ).fetchall():
+        spans[thread].append((number, name))
+    texts = {thread: "\n".join(["", *(name for _, name in known), ""]) for thread, known in spans.items()}
+    pairs: list[tuple[int, int]] = []
+    for own in nodes.values():
+        text = "\n".join(["", *(name for _, name in own), ""])
+        places = [(thread, known.find(text)) for thread, known in texts.items() if text in known]
+        if len(places) == 1 and texts[places[0][0]].find(text, places[0][1] + 1) < 0:
+            thread, place = places[0]
+            first = texts[thread].count("\n", 0, place)
+            numbers = (number for number, _ in spans[thread][first : first + len(own)])
+            pairs += [(number, row) for number, (row, _) in zip(numbers, own, strict=True)]
+    table.create(con, "chakra_ordered", _ORDERED)
+    table.insert(con, "chakra_ordered", pairs, _ORDERED)
+    con.execute(
+        "CREATE OR REPLACE TEMP TABLE chakra_pairs AS SELECT number, node.* EXCLUDE (name, thread) FROM chakra_ordered "
+        "JOIN chakra_nodes AS node ON node.rowid = chakra_ordered.node"
+    )
+    con.execute("DROP TABLE chakra_ordered")
+    return len(pairs)
 
 
 def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
@@ -177,7 +249,7 @@ def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
 
 _PAIRS = f"""
     CREATE OR REPLACE TEMP TABLE chakra_pairs AS
-    SELECT raw_spans.number, node.* EXCLUDE (name)
+    SELECT raw_spans.number, node.* EXCLUDE (name, thread)
     FROM ({{numbers}}) numbers JOIN raw_spans USING (number) JOIN chakra_nodes node
         ON node.rf_id = numbers.id AND node.rf_id > 0 AND node.name = raw_spans.name
     WHERE raw_spans.device IS NULL AND raw_spans.level < {int(Level.RUNTIME)}

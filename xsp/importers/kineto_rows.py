@@ -25,7 +25,8 @@ CATEGORIES = {
 }  # fmt: skip
 """Kineto's categories for each sort of row, of all versions, in lower case."""
 
-_LINKS = "('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'fwdbwd', 'fwd_bwd')"
+_LINKS = """('ac2g', 'async', 'async_cpu_to_gpu', 'async_gpu', 'async_npu', 'async_task_queue', 'hosttodevice',
+    'fwdbwd', 'fwd_bwd')"""
 
 MAX_DURATION_NS = MAX_TIME_NS // 2
 """Maximum nanoseconds of a duration, and of a time after the base; larger values are damage."""
@@ -41,12 +42,26 @@ _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _HAS_COLLECTIVE = "contains(args, 'Collective name')"
 
+_SORT_WITHOUT_CATEGORY = """
+    CASE WHEN contains(args, '"Task Type"') AND contains(args, '"Stream Id"')
+         THEN CASE WHEN NOT regexp_matches(args, '"Task Type": *"[A-Z_]*(WAIT|RECORD|NOTIFY|PLACE_HOLDER)')
+                   THEN 'task' END
+         WHEN starts_with(name, 'AscendCL@') THEN 'runtime'
+         WHEN pid = 'CPU functions' OR regexp_matches(name, '^(aten|autograd|torch|prim|c10d)::') THEN 'op' END
+"""
+"""SQL of the sort of an event without a category: of Ascend's profiler, tasks of a device, of which those that wait for
+others or signal them are no work, and calls of its runtime; of `EventList.export_chrome_trace`, operators."""
+
 PORTION_COLUMNS = {
     "process": "TRY_CAST(pid AS BIGINT)",
     "thread": "coalesce(TRY_CAST(tid AS BIGINT), TRY_CAST(regexp_extract(tid, '(\\d+)$', 1) AS BIGINT))",
     "category": "lower(coalesce(cat, ''))",
     "raw_sort": "CASE WHEN name = '[memory]' AND ph IN ('i', 'I') THEN 'memory' WHEN ph <> 'X' OR ph IS NULL THEN NULL "
-    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL ELSE CASE category {_SORTS} END END",
+    f"WHEN category = 'python_function' AND name NOT LIKE 'nn.Module: %' THEN NULL "
+    f"WHEN category = '' THEN {_SORT_WITHOUT_CATEGORY} "
+    "WHEN category = 'mtia_ccp_events' AND name IN ('event_wait', 'event_record') THEN NULL "
+    "WHEN category = 'mtia_ccp_events' AND name = 'dma_request' THEN 'copy' "
+    f"ELSE CASE category {_SORTS} END END",
     "sort": f"CASE WHEN ts_ns BETWEEN 0 AND {MAX_DURATION_NS} "
     f"AND (raw_sort = 'memory' OR dur_ns BETWEEN 0 AND {MAX_DURATION_NS}) "
     "THEN raw_sort END",
@@ -260,11 +275,12 @@ def _launch_parameters(args: _Arguments) -> dict[str, str]:
 
 
 _KERNEL, _COLLECTIVE_KERNEL = _Arguments(_KERNEL_ARGUMENTS), _Arguments((*_KERNEL_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
-_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes"))
+_COPY = _Arguments((*_WORK_ARGUMENTS, "bytes", "size", "direction"))
 _COPY_ATTRIBUTES = {
-    "bytes": _COPY.text("bytes"),
+    "bytes": _COPY.text("bytes", "size"),
     "copy": "CAST(to_json(CASE WHEN name LIKE 'Memset%' THEN 'memset' ELSE "
-    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), name) END) AS VARCHAR)",
+    "coalesce(nullif(regexp_extract(name, '([A-Z]to[A-Z])', 1), ''), "
+    f"regexp_replace({_COPY.text('direction')}, '^([A-Z])[A-Z]*_TO_([A-Z]).*', '\\1to\\2'), name) END) AS VARCHAR)",
 }
 _COLLECTIVE_KERNEL_ATTRIBUTES = (
     f"CASE WHEN {_COLLECTIVE_KERNEL.text('Collective name')} IS NULL "
@@ -274,6 +290,15 @@ _COLLECTIVE_KERNEL_ATTRIBUTES = (
 _KERNELS = _work(_KERNEL, "sort = 'kernel' AND NOT has_details", _object(_launch_parameters(_KERNEL)))
 _DETAILED_KERNELS = _work(_COLLECTIVE_KERNEL, "sort = 'kernel' AND has_details", _COLLECTIVE_KERNEL_ATTRIBUTES)
 _COPIES = _work(_COPY, "sort = 'copy'", _object(_COPY_ATTRIBUTES))
+
+_TASK = _Arguments(("Task Type", "Stream Id"))
+_TASKS = f"""
+    SELECT number, ts_ns AS start_ns, dur_ns, name, {int(Level.KERNEL)} AS level,
+           CASE WHEN regexp_matches({_TASK.text("Task Type")}, 'MEMCPY|SDMA') THEN '{Kind.COPY}'
+                ELSE '{Kind.KERNEL}' END AS kind,
+           0 AS device, coalesce({_TASK.integer("Stream Id")}, thread) AS stream
+    FROM {_TASK.rows("sort = 'task'")}
+"""
 
 _ALLOCATION = _Arguments(("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "Addr"))
 _ALLOCATION_ATTRIBUTES = {
@@ -307,6 +332,8 @@ _RANGES = f"""
 OTHER_TABLES = {
     "ranges": "number BIGINT, name VARCHAR, device BIGINT, start_ns BIGINT, dur_ns BIGINT, args VARCHAR",
     "arrows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
+    "flows": "id VARCHAR, ph VARCHAR, pid BIGINT, tid BIGINT, ts_ns BIGINT",
+    "unnumbered_calls": "number BIGINT, external BIGINT",
     "left_out": "phase VARCHAR, category VARCHAR, number BIGINT",
     "portions": "place BIGINT, number BIGINT, untimed BIGINT, first_untimed BIGINT",
     "operators": "number BIGINT, record_function_id BIGINT",
@@ -319,6 +346,11 @@ _RECORD_FUNCTION = _Arguments(("Record function id",))
 _IS_NUMBERED = f"{_IS_OP} AND contains(args, 'Record function id')"  # few traces have it: a text search is faster
 
 
+_EXTERNAL = _Arguments(("External id", "external id"))
+_HAS_CORRELATION = "contains(args, '\"correlation\"')"
+_IS_UNNUMBERED_CALL = f"sort = 'runtime' AND NOT {_HAS_CORRELATION}"
+
+
 _ROWS = {
     ("op", False): _OPS,
     ("op", True): _DETAILED_OPS,
@@ -327,6 +359,7 @@ _ROWS = {
     ("kernel", False): _KERNELS,
     ("kernel", True): _DETAILED_KERNELS,
     ("copy", False): _COPIES,
+    ("task", False): _TASKS,
     ("memory", False): _MEMORY,
     ("overhead", False): _OVERHEAD,
 }
@@ -348,6 +381,8 @@ _TABLE_QUERIES = {
     f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
     "arrows": f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
     f"WHERE category IN ('fwdbwd', 'fwd_bwd') AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}",
+    "unnumbered_calls": f"SELECT number, {_EXTERNAL.integer('External id', 'external id')} AS external "
+    f"FROM {_EXTERNAL.rows(_IS_UNNUMBERED_CALL)}",
     "left_out": "SELECT left(ph, 60) AS phase, left(category, 60) AS category, count(*) AS number FROM portion "
     f"WHERE raw_sort IS NULL AND category NOT IN {_LINKS} AND ph IS DISTINCT FROM 'M' GROUP BY ALL",
     "portions": f"SELECT min(number) AS place, count(*) AS number, count(*) FILTER ({_UNTIMED}) AS untimed, "
@@ -355,7 +390,14 @@ _TABLE_QUERIES = {
     "operators": f"SELECT number, {_RECORD_FUNCTION.integer('Record function id')} AS record_function_id "
     f"FROM {_RECORD_FUNCTION.rows(_IS_NUMBERED)} WHERE record_function_id > 0",
 }
-"""The query on a portion that fills each of the tables other than `raw_spans`."""
+"""The query on a portion that fills each of the tables other than `raw_spans` and `flows`."""
+
+_FLOWS = (
+    f"SELECT id, ph, process AS pid, thread AS tid, ts_ns + {_BASE_NS} AS ts_ns FROM portion "
+    "WHERE category IN ('ac2g', 'async_cpu_to_gpu', 'async_gpu', 'async_npu') AND ph IN ('s', 'f') "
+    f"AND ts_ns BETWEEN 0 AND {MAX_DURATION_NS}"
+)
+"""The query on a portion that fills `flows`. Traces with correlation ids, which say the same, need none."""
 
 
 def parse_integer(value: Any, below: int = MAX_TIME_NS) -> int | None:
@@ -371,8 +413,9 @@ class Rows:
     """Stores trace events of Kineto in `raw_spans`; `xsp.importers.kineto_whole` completes these when all are stored.
 
     Further tables are `ranges` (of the range profiler, see `xsp.importers.kineto_counters`), `arrows` (flows between
-    forward and backward operators), `left_out` (events that are not imported), `portions`, and `operators` (with their
-    numbers in execution traces, see `xsp.importers.chakra`).
+    forward and backward operators), `flows` (from calls to device work) and `unnumbered_calls` (calls without a
+    correlation id, with their external ids), `left_out` (events that are not imported), `portions`, and `operators`
+    (with their numbers in execution traces, see `xsp.importers.chakra`).
     """
 
     args: ClassVar[str] = "args"
@@ -381,6 +424,7 @@ class Rows:
     def begin(self, con: duckdb.DuckDBPyConnection, keys: Mapping[str, Any]) -> None:
         """Make the tables."""
         self.base_ns = parse_integer(keys.get(BASE)) or 0
+        self._needs_flows = True
         table.create(con, "raw_spans", RAW_COLUMNS)
         for name, columns in OTHER_TABLES.items():
             con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
@@ -393,5 +437,10 @@ class Rows:
         queries = (
             ({"raw_spans": _spans(sorts)} if sorts else {}) | ({"ranges": _RANGES} if ranges else {}) | _TABLE_QUERIES
         )
+        self._needs_flows &= not con.execute(
+            f"SELECT 1 FROM portion WHERE sort = 'runtime' AND {_HAS_CORRELATION} LIMIT 1"
+        ).fetchall()
+        if self._needs_flows:
+            queries["flows"] = _FLOWS
         for name, select in queries.items():
             con.execute(f"INSERT INTO {name} BY NAME {select.replace(_BASE_NS, str(self.base_ns))}")

@@ -12,6 +12,7 @@ LEFT_OUT = {
     "python_function": PYTHON_FRAMES,
     "gpu_user_annotation": "the profiler's own projection of annotations onto the device",
     "cuda_sync": "synchronisation as the device saw it; the calls that waited are kept",
+    "mtia_ccp_events": "events that a device waits for or records, which are no work",
     "trace": "the profiler's own window",
 }
 """Categories of events that are not imported, with descriptions."""
@@ -51,6 +52,8 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
     """
     _count_left_out(con, losses)
     _forward_threads(con)
+    _link_launches(con, losses)
+    _link_operators(con, losses)
     _layers(con, losses)
     _remove_duplicates(con, losses)
     if shift_ns:
@@ -87,6 +90,90 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         con.execute(f"UPDATE raw_spans SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {condition}")
         losses.note(
             f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks count as layers"
+        )
+
+
+_LINKS = {
+    "flow events": f"""
+        SELECT work.number AS work, call.number AS call
+        FROM flows AS begins JOIN flows AS ends USING (id) JOIN raw_spans AS call
+             ON call.process = begins.pid AND call.thread = begins.tid AND call.start_ns = begins.ts_ns
+             JOIN raw_spans AS work ON work.stream = ends.tid AND work.start_ns = ends.ts_ns
+        WHERE begins.ph = 's' AND ends.ph = 'f' AND call.level = {int(Level.RUNTIME)}
+          AND work.level = {int(Level.KERNEL)} AND work.correlation_id IS NULL
+        """,
+    "external ids": f"""
+        SELECT work.number AS work, call.number AS call
+        FROM raw_spans AS work JOIN unnumbered_calls AS call ON work.operator = call.external
+        WHERE work.level = {int(Level.KERNEL)} AND work.correlation_id IS NULL
+        """,
+}
+"""Links between device work without a correlation id and the calls that launched it, the strongest first, as SQL."""
+
+
+def _link_launches(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Give device work without a correlation id that of its launch, by other links; a work with several has none."""
+    unlinked = f"SELECT count(*) FROM raw_spans WHERE level = {int(Level.KERNEL)} AND correlation_id IS NULL"
+    ((count,),) = con.execute(unlinked).fetchall()
+    for name, links in _LINKS.items() if count else ():
+        con.execute(
+            f"""
+            CREATE OR REPLACE TEMP TABLE links AS
+            WITH single AS (SELECT work, min(call) AS call FROM ({links}) GROUP BY work HAVING min(call) = max(call))
+            SELECT work, call, coalesce(
+                correlation_id, (SELECT coalesce(max(correlation_id), 0) FROM raw_spans) + 1 + call
+            ) AS correlation_id FROM single JOIN raw_spans ON number = call
+            """
+        )
+        con.execute(
+            "UPDATE raw_spans SET correlation_id = links.correlation_id FROM links WHERE number IN (work, call)"
+        )
+        con.execute("UPDATE raw_spans SET operator = NULL FROM links WHERE number = work")
+        ((linked,),) = con.execute("SELECT count(*) FROM links").fetchall()
+        con.execute("DROP TABLE links")
+        if linked:
+            losses.note(f"{linked} of {count} kernels and copies without a correlation id were matched by {name}")
+
+
+def _link_operators(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
+    """Give device work without a launch the operator from whose start a flow event leads to it, as Ascend writes them.
+
+    Calls of Ascend's runtime get the process of the operators, if these have one: the file gives them one of their own.
+    """
+    con.execute(
+        f"""
+        UPDATE raw_spans SET process = (
+            SELECT CASE WHEN min(process) = max(process) THEN min(process) END
+            FROM raw_spans WHERE level = {int(Level.OP)}
+        ) WHERE level = {int(Level.RUNTIME)} AND starts_with(name, 'AscendCL@')
+        """
+    )
+    unlinked = f"level = {int(Level.KERNEL)} AND correlation_id IS NULL AND operator IS NULL"
+    ((count,),) = con.execute(f"SELECT count(*) FROM raw_spans WHERE {unlinked}").fetchall()
+    if not count:
+        return
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE links AS
+        WITH links AS (
+            SELECT work.number AS work, call.number AS call
+            FROM flows AS begins JOIN flows AS ends USING (id) JOIN raw_spans AS call
+                 ON call.process = begins.pid AND call.thread = begins.tid AND call.start_ns = begins.ts_ns
+                 JOIN (SELECT number, stream, start_ns FROM raw_spans WHERE {unlinked}) AS work
+                 ON work.stream = ends.tid AND work.start_ns = ends.ts_ns
+            WHERE begins.ph = 's' AND ends.ph = 'f' AND call.level = {int(Level.OP)}
+        ), single AS (SELECT work, min(call) AS call FROM links GROUP BY work HAVING min(call) = max(call))
+        SELECT work, call, coalesce(
+            operator, (SELECT coalesce(max(operator), 0) FROM raw_spans) + 1 + call
+        ) AS operator FROM single JOIN raw_spans ON number = call
+        """
+    )
+    con.execute("UPDATE raw_spans SET operator = links.operator FROM links WHERE number IN (work, call)")
+    ((linked,),) = con.execute("SELECT count(*) FROM links").fetchall()
+    con.execute("DROP TABLE links")
+    if linked:
+        losses.note(
+            f"{linked} of {count} kernels and copies without a launch were matched with operators by flow events"
         )
 
 

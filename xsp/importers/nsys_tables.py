@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class Export:
                 if sys.version_info >= (3, 11):
                     self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
                 names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+                for base, newest in _versions(names).items():  # such as NVTX_EVENTS_V2
+                    query = f"SELECT * FROM {table.quoted(newest)}"
+                    self._file.execute(f"CREATE TEMP VIEW {table.quoted(base)} AS {query}")
+                    names[names.index(newest)] = base
                 self.tables = {name: self._columns(name) for name in names}
             except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes the file
                 raise self._broken(error) from error
@@ -156,6 +161,13 @@ class Export:
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the newest version of each table that exists only under names with a version, by its plain name."""
+    matches = [match for name in names if (match := re.fullmatch(r"(.+)_V(\d+)", name))]
+    ordered = sorted(matches, key=lambda match: int(match[2]))
+    return {match[1]: match[0] for match in ordered if match[1] not in names}
 
 
 def _text(value: bytes) -> str:

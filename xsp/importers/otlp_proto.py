@@ -6,6 +6,7 @@ Messages are read one at a time, with the official classes of `opentelemetry-pro
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSp
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
 """First byte of an OTLP message of spans: the tag of field 1 with a length."""
+
+_XSPACE = re.compile(rb"/(host|device|task):[\w:]+")
+"""Name of the first plane of an XSpace, whose first bytes are like those of an OTLP message."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -132,6 +136,11 @@ def decode(body: bytes, place: str) -> Any:
     try:
         message.ParseFromString(body)
     except Exception as error:  # implementations of protobuf raise different errors
+        if _XSPACE.search(body[:64]):
+            raise TraceError(
+                f"{place}: an XSpace of JAX or TensorFlow (xplane.pb), which xsp does not read; give the "
+                ".trace.json.gz that lies beside it"
+            ) from error
         raise TraceError(f"{place}: not OTLP, or cut off ({error})") from error
     return message
 

@@ -1,6 +1,6 @@
-"""Read files of rocprofv3: rocpd databases (SQLite, schema 3) and its own JSON.
+"""Read files of rocprofv3: rocpd databases (SQLite, schema 3) and its own JSON; and `.rpd` files (schemas 1 and 2).
 
-Both have the same content: kernels, copies, calls of HIP, HSA and RCCL, and roctx ranges, joined by a correlation id
+All have the same content: kernels, copies, calls of HIP, HSA and RCCL, and roctx ranges, joined by a correlation id
 within a process. One file is one rank. Ranges are classified like NVTX ranges (`xsp.importers.nsys_ranges`). Data on
 people and machines (command line, environment, host) is not imported.
 """
@@ -19,7 +19,7 @@ import duckdb
 from xsp import atomic, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
-from xsp.importers import claims, nsys_ranges
+from xsp.importers import claims, nsys_ranges, rpd
 from xsp.importers.contract import (
     MAX_TIME_NS,
     RAW_COLUMNS,
@@ -70,7 +70,7 @@ _MARKERS = "category LIKE 'MARKER%'"
 
 
 class Rocprof(TableImporter):
-    """rocprofv3's rocpd databases and JSON."""
+    """rocprofv3's rocpd databases and JSON, and RPD files."""
 
     name = "rocprof"
 
@@ -90,10 +90,10 @@ class Rocprof(TableImporter):
         with open(source, "rb") as file:
             is_database = file.read(len(SQLITE)) == SQLITE
         with check_values(source):
-            agents = _from_database(con, source) if is_database else _from_json(con, source)
+            agents = _from_database(con, source, losses) if is_database else _from_json(con, source)
             _fill(con, agents, losses)
         losses.note("times count from the start of the machine, not from 1970")
-        run: dict[str, Any] = {"profiler": {"name": "rocprofv3"}}
+        run: dict[str, Any] = {"profiler": {"name": "RPD" if source.endswith(".rpd") else "rocprofv3"}}
         if agents:
             properties = [
                 claims.device(agent.name, agent.multiprocessors, None, None, None, agent.warp_size) for agent in agents
@@ -134,10 +134,12 @@ class _Agent:
 # --- rocpd --------------------------------------------------------------------------------------------------
 
 
-def _from_database(con: duckdb.DuckDBPyConnection, source: str) -> list[_Agent]:
+def _from_database(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> list[_Agent]:
     with atomic.temporary_folder() as folder:
         export = Export(source, Path(folder), "record it again with rocprofv3")
         try:
+            if rpd.OPS in export.tables:
+                return [_Agent(gpu, None, {}) for gpu in rpd.fill(con, export, losses)]
             kernel_tables = [name for name in sorted(export.tables) if name.startswith("rocpd_kernel_dispatch")]
             if not kernel_tables:
                 raise TraceError(

@@ -296,7 +296,8 @@ def _load(con: duckdb.DuckDBPyConnection, source: str, piece: _Piece, sink: Even
         con.execute(f"CREATE OR REPLACE TEMP TABLE portion AS {query}")
     except duckdb.Error as error:
         reason = str(error).splitlines()[0].replace(str(piece.path), Path(source).name)
-        raise TraceError(f"{source}: the array `traceEvents` cannot be read ({reason})") from error
+        hint = "; if names hold quotes or backslashes: xsp import FILE --repair -o RUN" if "Malformed" in reason else ""
+        raise TraceError(f"{source}: the array `traceEvents` cannot be read ({reason}){hint}") from error
 
 
 def _nanoseconds(name: str, is_exact: bool) -> str:

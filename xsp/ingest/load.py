@@ -14,10 +14,9 @@ from typing import Any
 import duckdb
 
 from xsp import atomic, rundir, table
-from xsp.correlate import layers
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
-from xsp.ingest import jobs, received, sources
+from xsp.ingest import jobs
 from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
@@ -30,7 +29,7 @@ SETS = ("sweep", jobs.RUNS)
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     skip_damaged: bool = False,
     trace_id: str | None = None,
@@ -40,7 +39,8 @@ def load(
 
     Args:
         path: a run directory; a `.parquet` file with the columns of `xsp.schema.COLUMNS`; a file, a folder with a
-            trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md).
+            trace per rank, or a URL that one of the importers recognises (see docs/use/importing.md); a list of files
+            with a trace per rank.
         skip_damaged: skip damaged segments, with a note in `run["notes"]`, instead of raising.
         trace_id: id of the trace to fetch, if the URL is the address of a Jaeger.
         kind: kind of step to compute figures for, by its number or a part of its name; default: the kind that takes
@@ -54,19 +54,22 @@ def load(
         PluginError: a required package is not installed.
         UsageError: no step of that kind was recorded.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        _refuse_kind(kind, path)
+        return _load_imported([os.fspath(file) for file in path])
     if contract.is_url(os.fspath(path)):
         _refuse_kind(kind, path)
-        return _load_imported(contract.trace_url(os.fspath(path), trace_id))
+        return _load_imported([contract.trace_url(os.fspath(path), trace_id)])
     location = Path(path).expanduser()
     if not rundir.is_run_directory(location):
         _refuse_kind(kind, path)
     if location.is_file():
         if not _is_parquet(location):
-            return _load_imported(str(location))
+            return _load_imported([str(location)])
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
-        return _load_imported(str(location))
-    if received.has_waiting_spans(location):
+        return _load_imported([str(location)])
+    if rundir.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
@@ -118,8 +121,10 @@ def _empty_reason(run: Run) -> str:
 
 
 def parts(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the run directories in a directory of runs (a sweep); for a single run, the directory itself."""
+    """Return the run directories in a directory of runs (a sweep); for a run, or traces of ranks, their directory."""
     location = Path(path).expanduser()
+    if not rundir.is_run_directory(location):
+        return [location]
     run = rundir.read_job(location)
     if run.kind in SETS:
         return [_part_path(location, part) for part in run.parts]
@@ -205,19 +210,21 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
 
 
-def _load_imported(source: str) -> Trace:
-    """Import a source into a temporary directory that exists as long as the trace."""
+def _load_imported(names: Sequence[str]) -> Trace:
+    """Import sources, which make one run, into a temporary directory that exists as long as the trace."""
+    from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
+
     folder = atomic.temporary_folder()
-    direct = sources.open_tables(Path(folder.name), [source])
+    direct = sources.open_tables(Path(folder.name), names)
     if direct is not None:
         con, run = direct
         weakref.finalize(con, folder.cleanup)
-        return Trace(con, run, rungs_of(con, run), Path(source))
-    runs = sources.import_into(Path(folder.name), [source])
+        return Trace(con, run, rungs_of(con, run), Path(names[0]))
+    runs = sources.import_into(Path(folder.name), names, name=" ".join(Path(name).name for name in names))
     if len(runs) > 1:
-        names = ", ".join(run.name for run in runs.values())
+        run_names = ", ".join(run.name for run in runs.values())
         raise TraceError(
-            f"{contract.without_credentials(source)}: holds {len(runs)} runs ({names}); "
+            f"{', '.join(map(contract.without_credentials, names))}: {len(runs)} runs ({run_names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
     return _load_temporary(folder, next(iter(runs)))
@@ -225,6 +232,8 @@ def _load_imported(source: str) -> Trace:
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
     """Load received spans that are not in order yet, because the receiver was killed or is still running."""
+    from xsp.ingest import received
+
     folder = atomic.temporary_folder()
     received.put_in_order(run_dir, Path(folder.name), finished=False)
     return _load_temporary(folder, Path(folder.name), kind)
@@ -266,6 +275,8 @@ def _load_files(
             _create_view(con, "before", earlier, columns, COLUMNS)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
+        from xsp.correlate import layers
+
         layers.fill(con, "with_layers")
         con.execute("CREATE OR REPLACE VIEW spans AS FROM with_layers")
     merged = location / rundir.MERGED_FILE if location.is_dir() else None
@@ -279,6 +290,8 @@ def _load_files(
         else:
             if "layer_id" in merged_columns:  # else it is merged again, from spans that now have a layer_id
                 _create_view(con, "merged", [merged], merged_columns, (*COLUMNS, *MERGED_COLUMNS))
+    if location.is_dir():
+        table.hold(con, ("spans", "merged", "before", "samples"), table.MOST_HELD)
     trace = true_trace(con, run, location, number)
     if number is not None and not con.execute("SELECT 1 FROM merged LIMIT 1").fetchall():
         command = f"xsp analyze {shlex.quote(str(location))} kinds"

@@ -17,11 +17,6 @@ from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
 
 
-def has_waiting_spans(run: Path) -> bool:
-    """Return whether a directory holds received spans that are not in order yet."""
-    return any((run / rundir.INBOX).glob("*.parquet"))
-
-
 def put_in_order(
     run: Path,
     out: Path,

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
@@ -42,6 +42,9 @@ class Launch:
     began_ns: int = field(default_factory=clock.monotonic_ns)
     """When the command began, on the monotonic clock."""
 
+    while_finishing: Callable[[], object] | None = None
+    """What else is done, in a thread, while the storing process finishes a run that has steps."""
+
     is_counter_run: bool = False
     """Whether Nsight Compute runs this process: only the describing step is recorded, and marked for it."""
 
@@ -72,6 +75,7 @@ def launch(plan: Launch) -> tuple[int, Path | None]:
     settings = replace(settings, typed=_typed_command(plan))
     session = profile.of(settings, functools.partial(_listener, plan=plan), hosts=True)
     session.account.launch_ns = launch_ns
+    session.while_finishing = plan.while_finishing
     if plan.shows_progress:
         session.show_line()
     if plan.is_counter_run:

@@ -122,7 +122,7 @@ def load_trace(source: str, kind: str | None = None) -> Trace:
     training_kinds = {step_kind.kind for step_kind in trace.run.kinds if step_kind.training}
     if kind is not None or not training_kinds or trace.kind is None or trace.kind in training_kinds:
         return trace
-    for iteration in iterations(trace.con):
+    for iteration in iterations(trace):
         if iteration.kind in training_kinds:
             with contextlib.suppress(UsageError):  # this kind has no recorded step
                 return load.load(source, kind=iteration.kind)
@@ -131,7 +131,7 @@ def load_trace(source: str, kind: str | None = None) -> Trace:
 
 def loop_of(trace: Trace) -> Iteration | None:
     """Return the loop of the trace's rank and kind of step; None if the run has none."""
-    loops = (loop for loop in iterations(trace.con) if (loop.rank, loop.kind) == (trace.rank, trace.kind))
+    loops = (loop for loop in iterations(trace) if (loop.rank, loop.kind) == (trace.rank, trace.kind))
     return next(loops, None)
 
 

@@ -82,16 +82,17 @@ class AutoStep:
 
     def __call__(self, signal: Signal, subject: object) -> None:
         """Handle a boundary of the program."""
+        quiet, thread = self._quiet, threading.get_ident()
+        if quiet.remaining and thread == self._last_thread:  # first: it takes time of the program
+            quiet.on_signal(signal)
+            if not quiet.remaining and (last_finder := self._finders.get(thread)) is not None:
+                last_finder.open_next()
+            return
         if self._session.has_explicit_steps:
             return
-        thread = threading.get_ident()
         finder = self._finders.get(thread)
         if finder is None:
             finder = self._add_finder(thread)
-        if self._quiet.remaining and thread == self._last_thread:
-            self._quiet.on_signal(signal)
-            finder.open_next()
-            return
         if signal is Signal.CALL_BEGIN:
             if self._is_inside(subject, thread):
                 self._inside.add(thread)

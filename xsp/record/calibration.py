@@ -6,8 +6,8 @@ time that its spans should have added; the difference between the two is the res
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from xsp.clock import monotonic_ns
@@ -15,20 +15,36 @@ from xsp.collector import Collector, Outline, Probe
 from xsp.schema import Level
 from xsp.stats import percentile
 
-ROUNDS = 7
+ROUNDS, LEAST_ROUNDS = 7, 3
+"""Number of rounds of a measurement, and the number of those that it takes however little time is left."""
+
 SAMPLES = 16
 """Runs of a one-span probe in each round."""
+
+LIMIT_SHARE = 0.001
+"""Share of the program's time that each measurement at its end may take before it ends with `LEAST_ROUNDS`: all rounds
+take 0.3 s together, which is much for a program of 3 s and little for one of 300 s."""
 
 SWEEP_BYTES = 2 << 20
 """Bytes that are copied to evict the caches of a core."""
 
 
-def cost_per_span(collector: Collector, with_passing: bool = True) -> dict[str, Any] | None:
+def rounds(limit_ns: float) -> Iterator[int]:
+    """Yield the numbers of the rounds of a measurement: `LEAST_ROUNDS`, and up to `ROUNDS` within a limit of time."""
+    began_ns = monotonic_ns()
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and monotonic_ns() - began_ns > limit_ns:
+            return
+        yield number
+
+
+def cost_per_span(collector: Collector, with_passing: bool = True, limit_ns: float = math.inf) -> dict[str, Any] | None:
     """Run a collector's probe alternately with the collector on and off.
 
     Args:
         collector: a closed collector; it is opened and closed here, and its spans are discarded.
         with_passing: whether to measure also the cost of work that a muted collector ignores; needed after stretches.
+        limit_ns: nanoseconds after which each of both measurements takes no further rounds, see `rounds`.
 
     Returns:
         `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and the result of
@@ -42,7 +58,7 @@ def cost_per_span(collector: Collector, with_passing: bool = True) -> dict[str, 
     collector.open()
     try:
         probe.run()
-        for _ in range(ROUNDS):
+        for _ in rounds(limit_ns):
             off_ns = _time(probe.run)
             collector.start(deepest, describe=False)
             try:
@@ -54,15 +70,16 @@ def cost_per_span(collector: Collector, with_passing: bool = True) -> dict[str, 
     finally:
         collector.close()
         list(collector.notes())
+    passing = with_passing and type(collector).mute is not Collector.mute
     return {
         "ns_per_span": max(0.0, percentile(differences, 0.5)),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
-        "rounds": ROUNDS,
-        **(passing_costs(collector, probe) if with_passing and type(collector).mute is not Collector.mute else {}),
+        "rounds": len(differences),
+        **(passing_costs(collector, probe, limit_ns) if passing else {}),
     }
 
 
-def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
+def passing_costs(collector: Collector, probe: Probe, limit_ns: float = math.inf) -> dict[str, float]:
     """Return the nanoseconds that an installed but muted collector adds to a span's work.
 
     Returns:
@@ -74,7 +91,7 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
     if outer is not None:
         differences |= {"ns_passing_outer": _Difference(outer), "ns_passing_cold": _Difference(outer, sweep)}
     try:
-        for _ in range(ROUNDS):
+        for _ in rounds(limit_ns):
             for difference in differences.values():
                 difference.time(difference.without)
             collector.outline = outline = Outline()
@@ -95,34 +112,29 @@ def passing_costs(collector: Collector, probe: Probe) -> dict[str, float]:
     return {**costs, "sweep_ns": percentile(sweep.times, 0.5)} if sweep.times else costs
 
 
-def context_cost(step: Callable[[], AbstractContextManager[object]]) -> dict[str, Any]:
-    """Return the cost of the context of a step in a stretch, in the form of `cost_per_span`.
+def boundary_cost(boundary: Callable[[], object], limit_ns: float = math.inf) -> dict[str, Any]:
+    """Return the cost of what xsp does at the boundary of a step in a burst, in the form of `cost_per_span`.
 
     Args:
-        step: returns the context; it is called some hundred times.
+        boundary: does it once; it is called some hundred times.
+        limit_ns: nanoseconds after which there are no further rounds, see `rounds`.
     """
     sweep = _Sweep()
-
-    def with_context() -> None:
-        with step():
-            pass
-
-    def without() -> None:
-        with _NO_CONTEXT:
-            pass
-
-    warm, cold = _Difference(Probe(with_context, spans=1)), _Difference(Probe(with_context, spans=1), sweep)
-    for _ in range(ROUNDS):
+    warm, cold = _Difference(Probe(boundary, spans=1)), _Difference(Probe(boundary, spans=1), sweep)
+    round_count = 0
+    for _ in rounds(limit_ns):
+        round_count += 1
         for difference in (warm, cold):
-            difference.time(difference.without, without)
+            difference.time(difference.without, _do_nothing)
             difference.time(difference.muted)
     return {
-        "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": ROUNDS, "ns_passing": warm.ns,
+        "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": round_count, "ns_passing": warm.ns,
         "ns_passing_outer": warm.ns, "ns_passing_cold": cold.ns, "sweep_ns": percentile(sweep.times, 0.5),
     }  # fmt: skip
 
 
-_NO_CONTEXT = nullcontext()
+def _do_nothing() -> None:
+    pass
 
 
 class _Sweep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -132,12 +133,13 @@ class Collecting:
             collector for collector in self.collectors if type(collector).forget is not Collector.forget
         ]
 
-    def close(self, calibrate: bool = True, with_passing: bool = False) -> dict[str, Any]:
+    def close(self, calibrate: bool = True, with_passing: bool = False, limit_ns: float = math.inf) -> dict[str, Any]:
         """Remove the collectors, and return the cost of one span of each, by name.
 
         Args:
             calibrate: whether to measure the costs; a program that continues to serve has no time for it.
             with_passing: whether any steps ran in stretches.
+            limit_ns: as for `cost_per_span`.
         """
         costs = {}
         for collector in reversed(self.collectors):
@@ -148,7 +150,7 @@ class Collecting:
             cost = None
             if calibrate:
                 with contextlib.suppress(Exception):  # a probe that fails costs a figure, not the program
-                    cost = cost_per_span(collector, with_passing)
+                    cost = cost_per_span(collector, with_passing, limit_ns)
             if cost is not None:
                 costs[collector.name] = cost
         return costs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
-from xsp.record.calibration import context_cost
+from xsp.record.calibration import LIMIT_SHARE, boundary_cost
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
@@ -145,6 +146,9 @@ class profile:
         self.doubt: str | None = None
         """Why the whole program may look like one step, set by step detection; shown if no step is stored."""
 
+        self.while_finishing: Callable[[], object] | None = None
+        """What else is done, in a thread, while the storing process finishes a run that has steps."""
+
         self._writer: Writer
 
     @property
@@ -214,7 +218,8 @@ class profile:
             return self
         self.records = self._has_begun = True
         listener = self._listener(self) if self._listener is not None else None
-        collecting.open(self._steps.listener(listener), self._steps.outline)
+        self._notify = self._steps.listener(listener)
+        collecting.open(self._notify, self._steps.outline)
         if isinstance(self.schedule, budgets.Budgeted):
             collecting.try_out(rungs[-1])
         processes.call_in_children(_forget, before=_close_window)
@@ -281,10 +286,11 @@ class profile:
         steps.progress.end()
         steps.storing.wait(counts_cost=True)
         began_ns = clock.monotonic_ns()
-        context_costs = self._cost_of_context()
+        limit_ns = LIMIT_SHARE * (began_ns - steps.account.began_ns)
+        boundary_costs = self._cost_of_boundary(limit_ns)
         _active = None
         blocks.activate(None)
-        costs = steps.collecting.close(with_passing=steps.quiet.has_passed) | context_costs
+        costs = steps.collecting.close(with_passing=steps.quiet.has_passed, limit_ns=limit_ns) | boundary_costs
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if error_type is not None:
@@ -298,20 +304,34 @@ class profile:
         if not steps.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
-    def _cost_of_context(self) -> dict[str, Any]:
-        """Return the cost of the context of a step in a stretch, under the collector's name of recorded steps."""
+    def _cost_of_boundary(self, limit_ns: float) -> dict[str, Any]:
+        """Return the cost of the boundary of a step in a burst, under the collector's name of recorded steps.
+
+        Args:
+            limit_ns: as for `boundary_cost`.
+        """
         quiet = self._steps.quiet
-        if not (quiet.has_passed and (quiet.by_context or quiet.by_mark)):
+        if not quiet.has_passed:
             return {}
-        quiet.by_mark = False  # a mark does what a context does
+        if quiet.by_context or quiet.by_mark:
+            quiet.by_mark = False  # a mark does what a context does
+            boundary: Callable[[], object] = self._pass_context
+        elif quiet.by_signal is not None:
+            boundary = functools.partial(self._notify, quiet.by_signal, None)
+        else:
+            return {}
         quiet.hold()
         try:
-            return {"session": context_cost(self.step)}
+            return {"session": boundary_cost(boundary, limit_ns)}
         except Exception:  # a failure costs a figure, not the program
             return {}
         finally:
             quiet.remaining = 0
             self._steps.outline.clear()
+
+    def _pass_context(self) -> None:
+        with self.step():
+            pass
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.
@@ -428,7 +448,9 @@ class profile:
         missing = f"{lost} steps were not stored" if lost else "its merged step and its end were not stored"
         if lost and self._writer.failure is not None:
             note("xsp", f"{missing}: {self._writer.failure}")
-        report = self._writer.finish(self._run(finished=True, costs=costs))
+        run = self._run(finished=True, costs=costs)
+        with _beside(self.while_finishing if self._steps.stored else None):
+            report = self._writer.finish(run)
         if report is None:
             note("xsp", f"the merged step was not written: {self._writer.failure}")
             with contextlib.suppress(OutputError):  # on a full disk the run stays marked as interrupted
@@ -453,6 +475,26 @@ CHILDREN_S = 1.0
 """Processor time of child processes in seconds above which they may have run the steps."""
 
 _NO_STEP: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], object] | None) -> Iterator[None]:
+    """Let a thread work while the block waits, and wait for it; what it raises is lost."""
+    if work is None:
+        yield
+        return
+    from threading import Thread  # not loaded by programs that only import xsp
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _devices() -> list[str]:

@@ -16,13 +16,13 @@ from xsp import account
 from xsp.account import Account, Iterations, Side
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
-from xsp.advise.advice import Advice, Needs
+from xsp.advise.advice import Advice, AdviceContext, Needs
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.fitting import shortened
+from xsp.report.shortening import shortened
 from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
@@ -202,7 +202,7 @@ def _advice(trace: Trace) -> Sequence[Advice]:
     if spans > MAX_SPANS:
         return ()
     try:
-        return advisor.of(trace, max_needs=Needs.TRACE).advice
+        return advisor.of(AdviceContext(trace, known_only=True), max_needs=Needs.TRACE).advice
     except XspError:
         return ()
 

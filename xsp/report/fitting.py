@@ -14,27 +14,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from xsp.device import kernelnames
+from xsp.report.shortening import shortened
 from xsp.scrub import plain
 
 LEAST_NAME_WIDTH, LEAST_MAIN_NAME_WIDTH = 14, 24
 """Least widths of names, and of the name that a table is about: columns are left out before names become shorter."""
 
 _GAP, _EDGES = 3, 2
-
-
-def shortened(text: str, width: int) -> str:
-    """Return a text in at most `width` columns of a terminal, without its middle if necessary."""
-    if cell_len(text) <= width:
-        return text
-    before = (width - 1) // 2
-    after = width - 1 - before
-    return set_cell_size(text, before) + "…" + set_cell_size(text[::-1], after)[::-1]
 
 
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)+")

@@ -75,7 +75,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
 
 def time_shares(trace: Trace) -> dict[int, float]:
     """Return the share of the loop's time that each kind of step takes, the largest first; empty without a loop."""
-    return {row.kind: row.share for row in iterations(trace.con) if row.rank == trace.rank}
+    return {row.kind: row.share for row in iterations(trace) if row.rank == trace.rank}
 
 
 def _prepare(trace: Trace) -> bool:

@@ -8,9 +8,10 @@ that launched it; if none of them has the size, it is unknown.
 from __future__ import annotations
 
 from xsp.cost.inputs import SIZES
-from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION, NAMES
+from xsp.device.kernelnames import COLLECTIVE, COMMUNICATION
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
+from xsp.store.views import kernel_names
 
 SYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that end on all ranks at the same time, because each rank needs data of every other."""
@@ -109,8 +110,14 @@ group."""
 
 def reason_without_collectives(trace: Trace) -> str | None:
     """Return a message that a trace holds no collective, or None if it holds one."""
-    kernels = f"WITH {NAMES} SELECT 1 FROM names WHERE class = '{COMMUNICATION}' LIMIT 1"
-    for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1"):
-        if trace.con.execute(query).fetchall():
-            return None
+
+    def are_there() -> bool:
+        kernel_names(trace)
+        kernels = f"SELECT 1 FROM kernel_names WHERE class = '{COMMUNICATION}' LIMIT 1"
+        return any(
+            trace.con.execute(query).fetchall() for query in (kernels, f"SELECT 1 FROM spans WHERE {_CALL} LIMIT 1")
+        )
+
+    if trace.cached("collectives", are_there):
+        return None
     return f"{trace.name!r} holds no communication kernel and no collective of the host"

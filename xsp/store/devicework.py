@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xsp.device.kernelnames import COMMUNICATION, MATRIX, NAMES
+from xsp.device.kernelnames import COMMUNICATION, MATRIX
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
-from xsp.store.views import library_calls
+from xsp.store.views import kernel_names, library_calls
 
 COMPUTATION = "computation"
 COPY = "copy"
@@ -122,7 +122,7 @@ def launches(trace: Trace, spans: str = "spans") -> None:
 
 
 def prepare(trace: Trace, spans: str = "spans") -> None:
-    """Make the tables `device_work` and `runtime_calls`, once, and `kernel_names`, the table of `NAMES`.
+    """Make the tables `device_work` and `runtime_calls`, once, and `kernel_names`.
 
     `device_work` has each kernel and copy with its end, its recording, the process that launched it, the properties
     that its name shows, and its purpose: computation, communication, copy. `class` is null for copies; `op_id` is the
@@ -137,9 +137,8 @@ def prepare(trace: Trace, spans: str = "spans") -> None:
         spans: the table with the spans; of another one than `spans`, the tables have other names, see `tables_of`.
     """
     library_calls(trace, spans)
+    kernel_names(trace)
     names = tables_of(spans)
-    # The engine knows the size of a table, so joins hash these few names instead of the device work.
-    trace.create_temp_table("kernel_names", f"WITH {NAMES} SELECT * FROM names")
     trace.create_temp_table(names.device_work, _device_work(spans))
     trace.create_temp_table(names.runtime_calls, _runtime_calls(spans, names.device_work))
 

@@ -7,10 +7,11 @@ the storing of earlier steps either.
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 
@@ -20,6 +21,9 @@ from xsp.schema import Level
 from xsp.store import devicetime, overlap
 from xsp.store.loop import BARE
 from xsp.store.overlap import Overlap
+
+if TYPE_CHECKING:
+    from xsp.store.trace import Trace
 
 MIN_ROWS = 5
 """Minimum number of rows of steady steps for a figure."""
@@ -48,6 +52,10 @@ WARM_UP_STEPS = 3
 
 MAX_UNCERTAINTY = 0.1
 """Half width of the interval of undisturbed iterations, as a share of their mean, above which all iterations count."""
+
+
+IN_BURST = "coalesce(steady AND (steps > 1 OR own_ns = 0), false)"
+"""Whether a row of the loop is of a burst, as SQL: xsp does nothing between the steps of a burst."""
 
 
 class BareStep(NamedTuple):
@@ -91,8 +99,8 @@ def _equally_weighted(steps: Sequence[BareStep]) -> list[float]:
 def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     """Return the steps that ran as if nothing were recorded, of the kind and rank of `alike`, in their order.
 
-    For steps that ran in a stretch, the time that idle collectors add to calls, backward passes and optimizer steps is
-    subtracted; in longer steps it is negligible.
+    For steps that ran in a burst, the time is subtracted that idle collectors add to calls, backward passes and
+    optimizer steps, and that the end of a step takes.
 
     Args:
         con: holds `loop`, `alike` and `spans`.
@@ -111,7 +119,7 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
                       - CASE WHEN steady THEN steps ELSE 1 END AS position
             FROM numbered
         )
-        SELECT step, dur_ns, samples, position::BIGINT, coalesce(own_ns, 0), steps FROM positions
+        SELECT step, dur_ns, samples, position::BIGINT, coalesce(own_ns, 0), steps, {IN_BURST} FROM positions
         WHERE steady AND rung = {BARE} AND status = 'ok' AND {IS_ALIKE}
           AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL)
         ORDER BY step
@@ -119,12 +127,13 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(rows) < MIN_ROWS:
         return []
-    hook_cost = idle_hook_cost(con, run) if any(steps > 1 for *_, steps in rows) else IdleHookCost()
-    subtracted = [hook_cost.of(dur_ns) if steps > 1 else 0.0 for _, dur_ns, *_, steps in rows]
-    return [
-        BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, 0.0 if steps > 1 else own_ns, steps)
-        for (step, dur_ns, samples, place, own_ns, steps), subtracted_ns in zip(rows, subtracted, strict=True)
-    ]
+    key = con.execute("SELECT any_value(rank), any_value(step_kind) FROM alike").fetchone()
+    hook_cost = idle_hook_costs(con, run).get(key or (None, None), IdleHookCost())
+    found = []
+    for step, dur_ns, samples, place, own_ns, steps, is_in_burst in rows:
+        subtracted_ns, overhead_ns = (hook_cost.of(dur_ns), 0.0) if is_in_burst else (0.0, own_ns)
+        found.append(BareStep(step, dur_ns - subtracted_ns, samples, subtracted_ns, place, overhead_ns, steps))
+    return found
 
 
 def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
@@ -224,39 +233,47 @@ class IdleHookCost(NamedTuple):
     def of(self, dur_ns: float) -> float:
         """Return the nanoseconds to subtract from a step: a long step evicts more of the collectors' code.
 
-        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. The maximum is
+        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. On cold caches the collectors' code
+        also evicts as much of the program's as it loads, which takes as long to load again. The maximum is
         `MAX_SUBTRACTED_SHARE` of the step.
         """
         coldness = min(1.0, dur_ns / self.sweep_ns) if self.sweep_ns else 0.0
-        return min(self.warm_ns + coldness * max(0.0, self.cold_ns - self.warm_ns), dur_ns * MAX_SUBTRACTED_SHARE)
+        loading_ns = coldness * max(0.0, self.cold_ns - self.warm_ns)
+        return min(self.warm_ns + 2 * loading_ns, dur_ns * MAX_SUBTRACTED_SHARE)
 
 
-def idle_hook_cost(con: duckdb.DuckDBPyConnection, run: Run) -> IdleHookCost:
-    """Return the cost of idle collectors for the spans of a step, according to the calibration.
+def idle_hook_costs(con: duckdb.DuckDBPyConnection, run: Run) -> dict[tuple[int | None, int | None], IdleHookCost]:
+    """Return the cost of idle collectors in a step of each kind on a rank, according to the calibration.
 
     Args:
-        con: holds `alike_spans`.
+        con: holds `spans` and `loop`.
         run: contains the calibration.
+
+    Returns:
+        By rank and kind; empty without a calibration of idle collectors, or without recorded steps.
     """
     costs = {name: cost for name, cost in run.costs.items() if cost.ns_passing or _outer_ns(cost)}
     if not costs:
-        return IdleHookCost()
+        return {}
     rows = con.execute(
         """
-        SELECT collector, level, median(spans) FROM (
-            SELECT collector, level, count(*) AS spans FROM alike_spans
-            WHERE collector IN (SELECT unnest(?::VARCHAR[])) AND timed GROUP BY rank, rung, step, collector, level
-        ) GROUP BY collector, level
+        SELECT rank, kind, collector, level, median(spans) FROM (
+            SELECT rank, loop.kind, collector, level, count(*) AS spans
+            FROM spans JOIN (SELECT rank, step, kind FROM loop) AS loop USING (rank, step)
+            WHERE collector IN (SELECT unnest(?::VARCHAR[])) GROUP BY rank, step, loop.kind, collector, level
+        ) GROUP BY rank, kind, collector, level
         """,
         [list(costs)],
     ).fetchall()
-    warm = cold = 0.0
-    for name, level, spans in rows:
-        cost = costs[name]
+    sweep_ns = max(cost.sweep_ns for cost in costs.values())
+    found: dict[tuple[int | None, int | None], IdleHookCost] = {}
+    for rank, kind, name, level, spans in rows:
+        cost, so_far = costs[name], found.get((rank, kind), IdleHookCost())
         is_outer = level <= Level.MODEL and _outer_ns(cost) > 0
-        warm += spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
-        cold += spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
-    return IdleHookCost(warm, cold, max(cost.sweep_ns for cost in costs.values()))
+        warm_ns = so_far.warm_ns + spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
+        cold_ns = so_far.cold_ns + spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
+        found[rank, kind] = IdleHookCost(warm_ns, cold_ns, sweep_ns)
+    return found
 
 
 def _outer_ns(cost: Cost) -> float:
@@ -374,13 +391,19 @@ class Iteration(NamedTuple):
         return self.samples / (self.overlap.wall_ns if self.overlap is not None else self.mean_ns) * 1e9
 
 
-def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> list[Iteration]:
+def iterations(trace: Trace, samples: int | None = None) -> list[Iteration]:
     """Return the iterations by rank, the kind that takes most time first; an empty list without a loop.
 
+    The time that idle collectors add in a burst is subtracted, as in `steady_steps`.
+
     Args:
-        con: holds `loop` and `spans`.
+        trace: the trace; its iterations are computed once.
         samples: use only steps with this number of samples.
     """
+    return trace.cached(f"iterations {samples}", lambda: _iterations(trace.con, trace.run, samples))
+
+
+def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -> list[Iteration]:
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""
@@ -391,6 +414,7 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
             WHERE step >= {WARM_UP_STEPS}
         ), measured AS (
             SELECT rank, kind, are_all, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
+                   list(CASE WHEN {IN_BURST} THEN dur_ns END ORDER BY step) AS in_bursts,
                    list(step ORDER BY step) AS numbers, list(coalesce(data_ns, 0)::DOUBLE ORDER BY step) AS waits,
                    list(greatest(0, before_ns - coalesce(data_ns, 0))::DOUBLE ORDER BY step) AS gaps,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
@@ -410,8 +434,8 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
                    ) OVER (PARTITION BY rank) AS share
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, are_all, numbers, waits, gaps, measured,
-               step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
+        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, in_bursts, are_all, numbers, waits, gaps,
+               measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
@@ -420,14 +444,15 @@ def iterations(con: duckdb.DuckDBPyConnection, samples: int | None = None) -> li
     on_device = bool(con.execute("SELECT 1 FROM spans WHERE device IS NOT NULL LIMIT 1").fetchall())
     paces = devicetime.paces(con) if on_device and samples is None else {}
     busy = devicetime.busy_ns(con) if on_device else {}
-    entries = _representative([dict(zip(names, row, strict=True)) for row in rows])
+    # where a device limits, the host's additional time passes while the device works
+    hook_costs = {} if on_device else idle_hook_costs(con, run)
     overlaps = overlap.overlaps(con)
-    return [
-        _iteration(
-            entry, paces.get((entry["rank"], entry["kind"])), busy.get((entry["rank"], entry["kind"]), 0.0)
-        )._replace(overlap=overlaps.get((entry["rank"], entry["kind"])))
-        for entry in entries
-    ]
+    found = []
+    for entry in _representative([dict(zip(names, row, strict=True)) for row in rows]):
+        key = entry["rank"], entry["kind"]
+        iteration = _iteration(entry, paces.get(key), busy.get(key, 0.0), hook_costs.get(key, IdleHookCost()))
+        found.append(iteration._replace(overlap=overlaps.get(key)))
+    return found
 
 
 def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -452,25 +477,31 @@ def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(chosen.values())
 
 
-def _iteration(row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_ns: float) -> Iteration:
+def _iteration(
+    row: Mapping[str, Any], pace: devicetime.DevicePace | None, busy_ns: float, hook_cost: IdleHookCost
+) -> Iteration:
     identity = (row["rank"], row["kind"], row["steps"], row["recorded"], row["share"])
     measured_steps = row["measured"]
     if not measured_steps:
         return Iteration(*identity, None, None, None, None, None, row["samples"], row["disturbed"])
-    values = list(zip(row["times"], row["weights"], strict=True))
+    subtracted = [0.0 if dur_ns is None else hook_cost.of(dur_ns) for dur_ns in row["in_bursts"]]
+    subtracted_ns = math.fsum(map(operator.mul, subtracted, row["weights"])) / measured_steps
+    values = list(zip(map(operator.sub, row["times"], subtracted), row["weights"], strict=True))
     if pace is not None:  # the other rows are of bursts whose pace is not known
         at_host = zip(values, row["numbers"], strict=True)
         values = [*(value for value, number in at_host if number in pace.host_rows), *pace.values]
     times, weights = zip(*values, strict=True)
     mean_ns = math.fsum(time * weight for time, weight in values) / sum(weights)
     interval = stats.mean_interval(times, weights)
+    if interval is not None:  # the subtracted time is an estimate: from nothing to twice as much
+        interval = replace(interval, low=interval.low - subtracted_ns, high=interval.high + subtracted_ns)
     if mean_ns < busy_ns:  # the device's work of an iteration cannot take longer than the iteration
         mean_ns, interval = busy_ns, interval and interval.at(busy_ns)
     return Iteration(
         *identity,
         mean_ns,
         interval,
-        row["step_ns"] / measured_steps,
+        row["step_ns"] / measured_steps - subtracted_ns,
         row["data_ns"] / measured_steps,
         None if row["between_ns"] is None else row["between_ns"] / measured_steps,
         row["samples"],

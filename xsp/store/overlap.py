@@ -47,3 +47,22 @@ def overlaps(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], Overlap]:
         for rank, kind, steps, total_ns, any_ns in rows
         if any_ns
     }
+
+
+MOST_OF_ONE = 0.9
+"""Least share of the steps on one thread for the steps on others to be exceptions."""
+
+
+def threads(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], int]:
+    """Return the number of threads that run steps, by rank and kind; 1 if nearly all steps are on one thread.
+
+    Args:
+        con: holds `loop`.
+    """
+    rows = con.execute(
+        f"""
+        SELECT rank, kind, CASE WHEN max(steps) >= {MOST_OF_ONE} * sum(steps) THEN 1 ELSE count(*) END
+        FROM (SELECT rank, kind, thread, sum(steps) AS steps FROM loop GROUP BY ALL) GROUP BY rank, kind
+        """
+    ).fetchall()
+    return {(rank, kind): count for rank, kind, count in rows}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,15 +174,8 @@ class Trace:
         Args:
             max_spans: maximum number of spans; a run with more stays on the disk.
         """
-        if self.path is None or not self.path.is_dir():
-            return
-        with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
-            ((count,),) = self.con.execute("SELECT count(*) FROM spans").fetchall()
-            views = self.con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-            for name in {"spans", "merged"} & {name for (name,) in views} if count <= max_spans else ():
-                self.con.execute(f"CREATE OR REPLACE TABLE loaded_{name} AS FROM {name}")
-                self.con.execute(f"DROP VIEW {name}")
-                self.con.execute(f"ALTER TABLE loaded_{name} RENAME TO {name}")
+        if self.path is not None and self.path.is_dir():
+            table.hold(self.con, ("spans", "merged"), max_spans)
 
     def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table that several analyses start from, unless this trace has already made it."""

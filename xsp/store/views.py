@@ -41,6 +41,15 @@ DISPATCH = "(dispatch and bookkeeping)"
 """Name of the row for the time in which operators dispatch other operators, or only create views."""
 
 
+def kernel_names(trace: Trace) -> None:
+    """Make the table `kernel_names`, once: that of `xsp.device.kernelnames.NAMES`.
+
+    The engine matches many regular expressions for it; and it knows the size of a table, so joins hash these few names
+    instead of the device work.
+    """
+    trace.create_temp_table("kernel_names", f"WITH {NAMES} SELECT * FROM names")
+
+
 def library_calls(trace: Trace, table: str = "merged") -> str:
     """Make a table of the library calls of `spans` or `merged`, with what called them, and return its name.
 
@@ -78,7 +87,6 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
 
 
 _ON_DEVICE = f"""
-    {NAMES},
     calls AS (
         SELECT span_id, name, kind, type, merged.phase, start_ns, dur_ns, {NS} AS ns, 1 AS calls, true AS computes,
                true_lo_ns, true_hi_ns, layer_id, coalesce(library_call.op_id, parent_id) AS op_id, true AS carries,
@@ -87,7 +95,7 @@ _ON_DEVICE = f"""
                flops AS own_flops, dram_read_bytes AS own_read, dram_write_bytes AS own_write, flops_source,
                bytes_source, occupancy, occupancy_source, class = '{COMMUNICATION}' AS communication, tensor_cores,
                names.precision AS named_precision, dtype AS own_dtype, class AS work_class
-        FROM merged LEFT JOIN names USING (name)
+        FROM merged LEFT JOIN kernel_names names USING (name)
         LEFT JOIN (
             SELECT rank AS on_rank, trace_id AS trace, span_id AS call_id, op_id, called FROM library_calls_of_merged
         ) library_call ON on_rank = merged.rank AND trace = merged.trace_id AND call_id = merged.parent_id
@@ -230,6 +238,7 @@ def kernels(trace: Trace) -> str:
     """
     if trace.has(Level.KERNEL):
         library_calls(trace)
+        kernel_names(trace)
         ctes = f"{_ON_DEVICE}, {_OPS}, {_KERNELS}"
     else:
         selftimes.create_table(trace)

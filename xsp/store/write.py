@@ -95,6 +95,7 @@ class Store:
             self._con.execute(
                 f"CREATE OR REPLACE VIEW spans AS SELECT * FROM {table.parquet(segments, same_columns=True)}"
             )
+            table.hold(self._con, ("spans",), table.MOST_HELD)
             merge.merge(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
