@@ -352,8 +352,34 @@ def judge(
                     f"{name}, {scope}: generic {100 * errors[crossvalidation.GENERIC]:.1f} %, best baseline ({best}) "
                     f"{100 * baselines[best]:.1f} %."
                 )
+    report.notes += _notes_on_rows(table, options.seed)
     report.data["table"] = table
     return report
+
+
+def _notes_on_rows(table: list[dict[str, Any]], seed: int) -> list[str]:
+    """Return the errors by what is computed if only some rows are there: which rows make them large."""
+    from xsp.errors import UsageError
+    from xsp.predict import configurations, crossvalidation
+
+    notes = []
+    intrinsic, extrinsic, split_factor = FORMS["what is computed"]
+    for what, rows in (
+        ("without more threads than cores", [row for row in table if row[CROWDED] == "no"]),
+        ("of one process", [row for row in table if row["processes"] == 1]),
+    ):
+        try:
+            data = configurations.of_rows(rows, "step_s", factors=(*intrinsic, *extrinsic))
+            split = crossvalidation.split_of(data, intrinsic, extrinsic, split_factor)
+            evaluation = crossvalidation.judge(data, split, seed, 20, with_extrapolations=False)
+        except UsageError as error:
+            notes.append(f"what is computed, {what}: {error}")
+            continue
+        errors = {error.model: error.mean for error in evaluation.errors}
+        notes.append(f"what is computed, {what}, {len(rows)} rows: " + ", ".join(
+            f"{model} {100 * errors[model]:.1f} %" for model in ("generic", "ridge") if model in errors
+        ) + ".")  # fmt: skip
+    return notes
 
 
 def extrapolation_errors(

@@ -24,7 +24,7 @@ SLOW_SCRIPTS = (
     "layer_overhead", "op_overhead", "service_cost", "long_run", "sampling_cost", "graph_corpus", "block_timings",
     "shared_layers", "graph_memory", "construction", "measures_latency",
     "language_lengths", "estimators", "share_models", "share_load", "advice", "predict_configurations",
-    "predict_scaling", "predict_ddp", "predict_curves", "predict_buckets",
+    "predict_scaling", "predict_ddp", "predict_repeated", "predict_curves", "predict_buckets",
     "otlp_encode", "otlp_million", "otlp_loss", "serve_load", "generation_load", "parents", "reopen",
     "rank_scale", "spark_ranks", "kineto_scale", "kineto_peers",
 )  # fmt: skip

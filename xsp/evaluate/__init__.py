@@ -4,7 +4,7 @@
 manifest, yamltext, reading, dialects    the manifest: YAML, validated, with a canonical form and its hash
 pipeline, datasets                       samples, and the steps before and after the model
 predictors, jsonlines, conformance       the contract of three calls: open, predict, close
-load, quality                            request schedules and latencies; comparison of two evaluations
+load, generation, quality                schedules and latencies; generated text; comparison of two evaluations
 agents, running, transports              execution in this process or a subprocess; which agents satisfy a manifest
 builtin, pitfalls                        manifests of many models; small differences before a model
 figures, results, standings, tables      the results: one directory per evaluation
