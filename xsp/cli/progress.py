@@ -82,14 +82,16 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
     console = Console(stderr=True, force_terminal=None if is_terminal else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
-    printed_s = time.monotonic()
+    printed_s, printed = time.monotonic(), ""
     with ExitStack() as stack:
 
         def show(label: str, completed: int, total: int) -> None:
-            nonlocal printed_s
-            if not is_terminal and time.monotonic() - printed_s > LINE_S:  # a bar is drawn once there, at its end
-                printed_s = time.monotonic()
-                warn(f"xsp: {label}: {completed:,} of {total:,}", flush=True)
+            nonlocal printed_s, printed
+            line = f"xsp: {label}: {completed:,} of {total:,}"
+            # a bar is drawn once there, at its end
+            if not is_terminal and time.monotonic() - printed_s > LINE_S and line != printed:
+                printed_s, printed = time.monotonic(), line
+                warn(line, flush=True)
             if not bar.task_ids:
                 stack.enter_context(bar)  # not earlier: a command that fails at once prints no bar
             label = plain(label)

@@ -15,6 +15,7 @@ from xsp.store import coldness, iterations, reference
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
+from xsp.texts import ms_text
 
 MIN_OUTSIDE_SHARE = 0.2
 """Minimum share of the loop outside steps for a warning that the throughput of steps is not the program's."""
@@ -268,8 +269,8 @@ def _uncertain_times(trace: Trace) -> Iterator[Finding]:
     subject, count, low, high = candidates[ratios.index(max(ratios))]
     grade = next(letter for ratio, letter in GRADE_OF_RATIO if max(ratios) > ratio)
     text = (
-        f"from {count} iterations the time of {subject} is only known to be between {low:.3g} and {high:.3g} ms: they "
-        "vary too much for so short a run; run more steps, on an otherwise idle machine"
+        f"from {count} iterations the time of {subject} is only known to be between {ms_text(low)} and "
+        f"{ms_text(high)}: they vary too much for so short a run; run more steps, on an otherwise idle machine"
     )
     yield Finding(Severity.WARNING, "latency", text, grade)
 
