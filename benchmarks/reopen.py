@@ -1,4 +1,4 @@
-"""How long does it take to open an imported trace again, and to run the first analysis?
+"""How long does it take to open an imported trace again, to run the first analysis, and to print the first screen?
 
 The traces are imported once; then fresh processes open the run directories.
 """
@@ -19,6 +19,12 @@ from kineto_peers import TRACES, count_events
 from parts import kineto_copies, turns
 
 GOAL_S = 0.5
+SMALL = 1_000
+"""Events of the smallest trace that is taken, at least."""
+
+SCREEN_S, LARGE_SCREEN_S, LARGE = 0.6, 1.5, 20_000
+"""Goals for the first screen, in seconds: of a trace, and of one with at least so many events."""
+
 SCRIPT = """
 import json, sys, time
 begin = time.perf_counter()
@@ -53,13 +59,25 @@ def reopen(run: Path) -> Opened:
     return Opened(*json.loads(process.stdout), time.perf_counter() - begin)
 
 
+def screen(run: Path) -> float:
+    """Return the seconds of a process that prints the first screen of a run."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "xsp.cli", "analyze", str(run)], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     parser = turns.parser(__doc__, rounds=7)
-    parser.add_argument("traces", nargs="*", type=Path, help="files (default: the three largest of ../shared/traces)")
+    parser.add_argument(
+        "traces", nargs="*", type=Path, help="files (default: four of ../shared/traces, the three largest among them)"
+    )
     parser.add_argument("--events", type=int, nargs="*", help="sizes of synthetic traces (default: 2 million)")
     options = turns.parse(parser, arguments)
-    traces = options.traces or sorted(TRACES.rglob("*.json.gz"), key=count_events)[-3:]
+    traces = options.traces
+    if not traces:
+        found = sorted(TRACES.rglob("*.json.gz"), key=count_events)
+        traces = [*[trace for trace in found if count_events(trace) > SMALL][:1], *found[-3:]]
     if not traces:
         turns.skip("give a trace: ../shared/traces does not exist")
     sizes = ([] if options.quick else [2_000_000]) if options.events is None else options.events
@@ -69,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(options: argparse.Namespace, traces: Sequence[Path], sizes: Sequence[int]) -> turns.Report:
     """Import each trace, and open it `--rounds` times."""
     columns = ("trace", "events", "import, s", "run, MB", "open, s", "first analysis, s", "whole process, s",
-               f"goal: open < {GOAL_S} s")  # fmt: skip
+               f"goal: open < {GOAL_S} s", "first screen, s", f"goal: < {SCREEN_S} s, of {LARGE:,} events "
+               f"{LARGE_SCREEN_S} s")  # fmt: skip
     report = turns.Report("reopen", "An imported trace, opened again", columns)
     for trace in traces:
         _add(report, trace, trace.name.partition(".")[0], count_events(trace), options.rounds)
@@ -94,14 +113,16 @@ def _add(report: turns.Report, trace: Path, name: str, events: int, rounds: int)
         imported = time.perf_counter() - begin
         size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
         opened = [reopen(run) for _ in range(rounds)]
+        screens = turns.middle([screen(run) for _ in range(rounds)])
     opening = turns.middle([opening_times.opening for opening_times in opened])
     first_analysis, process = (
         turns.middle([getattr(opening_times, field) for opening_times in opened]) for field in ("asking", "process")
     )
     turns.say(f"  {name}: import {imported:.1f} s, open {opening.text(3)} s")
     row = [name, f"{events:,}", f"{imported:.1f}", f"{size / 1e6:,.1f}", opening.text(3), first_analysis.text(3),
-             process.text(2), turns.verdict(opening, GOAL_S)]  # fmt: skip
-    report.add(row, opened=[opening_times._asdict() for opening_times in opened])
+             process.text(2), turns.verdict(opening, GOAL_S), screens.text(2),
+           turns.verdict(screens, LARGE_SCREEN_S if events >= LARGE else SCREEN_S)]  # fmt: skip
+    report.add(row, screens=screens, opened=[opening_times._asdict() for opening_times in opened])
 
 
 if __name__ == "__main__":

@@ -107,6 +107,10 @@ class Budget(Fields):
     waited_ns: Number = 0
     wall_ns: Number = 0
     spent_ns: Number = 0
+    idle_ns: Number = 0
+    """Time that collectors which recorded nothing added to steps that were not recorded, according to the calibration;
+    part of neither `spent_ns` nor the budget."""
+
     inside_ns: Number = 0
     around_ns: Number = 0
     after_ns: Number = 0
@@ -116,6 +120,11 @@ class Budget(Fields):
     taken: Mapping[str, Number | None] = field(default_factory=dict)
     cost_ns: Mapping[str, Number | None] = field(default_factory=dict)
     unknown_steps: Number = 0
+
+    @property
+    def added_ns(self) -> float:
+        """Time that profiling added to the program in all."""
+        return max(0.0, self.spent_ns + self.idle_ns + self.start_ns + self.end_ns)
 
 
 @dataclass(frozen=True, eq=False)

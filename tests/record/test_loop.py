@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import mmap
 import sys
 from pathlib import Path
@@ -18,11 +19,13 @@ from xsp.analyses import A1, program_loop
 from xsp.analyses.answers import Answers
 from xsp.comparison import series
 from xsp.health import grade, health
+from xsp.health import headline as health_headline
 from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, LoggedStep, Loop, Status, Usage
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
-from xsp.store import loop
+from xsp.stats import Interval
+from xsp.store import idlecost, loop
 from xsp.store.coldness import coldness
 from xsp.store.iterations import BareStep, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
@@ -349,6 +352,22 @@ def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     assert "latency" not in letters(trace(bare(22)))[1]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "grade"),
+    [(1.4, None), (1.49, None), (1.51, "B"), (1.99, "B"), (2.01, "C"), (3.99, "C"), (4.01, "D"), (math.inf, "D")],
+)
+def test_the_grade_follows_from_the_ratio_of_the_ends_of_the_interval(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, grade: str | None
+) -> None:
+    low = 0.0 if ratio == math.inf else 600.0 * MS
+    interval = Interval(low, 700.0 * MS, 600.0 * MS * (ratio if low else 1.0))
+    monkeypatch.setattr(health_headline.iterations, "spread_interval", lambda steps: interval)
+    found = {finding.subject: finding for finding in health(trace(bare(22)))}
+    assert (found["latency"].best_grade if "latency" in found else None) == grade
+    if ratio == 4.01:
+        assert "between 600 ms and 2.41 s" in found["latency"].text
+
+
 def test_a_guessed_batch_size_and_a_program_made_longer_are_said() -> None:
     kinds = [{"kind": 0, "name": "Net", "batch_source": "guess", "batch_size": 32, "steps": 9}]
     budget = {"program_percent": 40.0, "spent_ns": 3 * 10**9, "start_ns": 10**9, "end_ns": 10**9}
@@ -406,6 +425,8 @@ def test_what_idle_collectors_add_is_taken_off_the_steps_and_iterations_of_a_bur
         evicted = 0.0005 if own_rows is counted_singly else 0.0
         assert (latency, low, high) == pytest.approx((expected, expected - off - evicted, expected + off))
         assert trace.rungs[0].step_ns == pytest.approx(expected * MS)
+        steps = sum(row.get("steps", 1) for row in own_rows)
+        assert idlecost.total_ns(trace.con, trace.run) == pytest.approx(4_000 * steps, rel=0.01)
         [own] = iterations(trace)
         assert own.interval is not None
         stated = own.mean_ns, own.interval.low, own.interval.high, own.step_ns, own.between_ns

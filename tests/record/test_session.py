@@ -973,7 +973,8 @@ def test_an_alarm_while_a_step_is_stored_reaches_the_program_and_the_next_step_i
 def test_work_beside_the_finish_runs_once_and_its_failure_costs_nothing(tmp_path):
     calls = []
 
-    def work():
+    def work(ended_ns):
+        assert 0 < ended_ns < time.perf_counter_ns()
         calls.append(threading.current_thread())
         raise RuntimeError("lost")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from xsp.account.sentences import Line
 from xsp.advise.advice import Advice, Interval
 from xsp.report import firstscreen
 from xsp.report.firstscreen import FirstScreen, phrased
+from xsp.run import Budget
 
 
 def advice(what: str, do: str) -> Advice:
@@ -73,3 +75,13 @@ def test_a_shortened_text_is_the_beginning_of_the_whole_and_its_brackets_close()
         assert content.startswith(joined.removesuffix(" …"))
         if not joined.endswith("…"):
             assert joined.count("(") == joined.count(")")
+
+
+def test_what_xsp_added_is_the_sum_of_its_parts_and_of_the_time_since_the_program_ended() -> None:
+    seconds = {"spent_ns": 0.4, "idle_ns": 0.1, "start_ns": 0.2, "end_ns": 0.3, "wall_ns": 10.8}
+    budget = Budget.of({"program_percent": 10.0, **{name: s * 1e9 for name, s in seconds.items()}})
+    assert budget.added_ns == pytest.approx(1e9)
+    screen = FirstScreen("a", "b", (), (), (), "", (), (), "A", "c", cost=budget)
+    assert "; xsp added 1 s (10 %)" in firstscreen.text(screen, 100)
+    assert "; xsp added 1.5 s (15 %)" in firstscreen.text(screen, 100, screen_ns=500_000_000)
+    assert "added" not in firstscreen.text(replace(screen, cost=budget | {"program_percent": None}), 100)

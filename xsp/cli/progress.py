@@ -82,14 +82,16 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None if the descriptor is closed
     console = Console(stderr=True, force_terminal=None if is_terminal else False)
     bar = Bar(*columns, console=console, auto_refresh=False)
-    printed_s = time.monotonic()
+    printed_s, printed = time.monotonic(), ""
     with ExitStack() as stack:
 
         def show(label: str, completed: int, total: int) -> None:
-            nonlocal printed_s
-            if not is_terminal and time.monotonic() - printed_s > LINE_S:  # a bar is drawn once there, at its end
-                printed_s = time.monotonic()
-                warn(f"xsp: {label}: {completed:,} of {total:,}", flush=True)
+            nonlocal printed_s, printed
+            line = f"xsp: {label}: {completed:,} of {total:,}"
+            # a bar is drawn once there, at its end
+            if not is_terminal and time.monotonic() - printed_s > LINE_S and line != printed:
+                printed_s, printed = time.monotonic(), line
+                warn(line, flush=True)
             if not bar.task_ids:
                 stack.enter_context(bar)  # not earlier: a command that fails at once prints no bar
             label = plain(label)
@@ -107,8 +109,20 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
-def prepare_result() -> None:
-    """Import what `show_result` uses for a single run."""
+class Ending:
+    """The end of a profiled program, which waits for its first screen."""
+
+    def __init__(self) -> None:
+        self.began_ns: int | None = None
+        """When it began, of `xsp.clock.monotonic_ns`; None before, and if no step was stored."""
+
+    def prepare(self, began_ns: int) -> None:
+        """Import what `show_result` uses for a single run, while its storing process finishes it."""
+        self.began_ns = began_ns
+        _import_for_result()
+
+
+def _import_for_result() -> None:
     from xsp.advise import Needs, questions
 
     for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
@@ -116,12 +130,13 @@ def prepare_result() -> None:
     questions(Needs.TRACE)
 
 
-def show_result(out: Path, remarks: bool = True) -> None:
+def show_result(out: Path, remarks: bool = True, ending: Ending | None = None) -> None:
     """Print a run's first screen, or a sweep's table, and on stderr the remarks of plugins about the run.
 
     Args:
         out: the run, or the sweep.
         remarks: whether to give advice; a sweep has none.
+        ending: the end of the program, if it was recorded in this process.
     """
     began_ns = clock.monotonic_ns()
     replace_unencodable()
@@ -142,7 +157,11 @@ def show_result(out: Path, remarks: bool = True) -> None:
 
     trace = load.load(out)
     screen = firstscreen.first_screen(trace, shown_path(runs[0]), None if remarks else ())
-    echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out), screen_ns=clock.monotonic_ns() - began_ns))
+    screen_ns = clock.monotonic_ns() - began_ns
+    if ending is not None and ending.began_ns is not None and trace.run.budget is not None:
+        # also what finishing took beyond the merge, which the budget contains
+        screen_ns = max(screen_ns, clock.monotonic_ns() - ending.began_ns - round(trace.run.budget.end_ns))
+    echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out), screen_ns=screen_ns))
     if remarks:
         sys.stdout.flush()
         for line in plugins.remarks(trace):

@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     program = target.program if isinstance(target, ranks.Job) else target
     args.only = Level[args.only.upper()] if args.only else None
     args.budget = _budget(args)
+    ending = progress.Ending()
     plan = Launch(
         program=replace(program, args=(*args.for_program, *program.args)),
         settings=options.recording_settings(args, program.name),
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         one_at_a_time=args.one_at_a_time,
         is_counter_run=args.counting,
         began_ns=args.began_ns,
-        while_finishing=None if args.quiet else progress.prepare_result,
+        while_finishing=None if args.quiet else ending.prepare,
     )
     if job is not None:
         code, run = ranks.launch(plan, job)
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"the serialised re-run resolved {resolved} parents")
     if args.counters and code == 0:
         counters.rerun_and_count(lambda: count(plan, run))
-    _show(run, args.quiet, code == 0 and not args.no_advice)
+    _show(run, args.quiet, code == 0 and not args.no_advice, ending)
     return code
 
 
@@ -174,14 +175,14 @@ def _check_job(job: Job, args: argparse.Namespace) -> None:
         raise UsageError(f"--resolve, --counters and --once-each cannot be used with {job.name}: omit them")
 
 
-def _show(out: Path, quiet: bool, remarks: bool) -> None:
+def _show(out: Path, quiet: bool, remarks: bool, ending: progress.Ending) -> None:
     """Print the first tables, or only why there are none; a failure is reported, and the program's exit code stays."""
     from xsp.errors import XspError
 
     can_print = not quiet and sys.stdout is not None and _can_flush(sys.stdout)
     try:
         if can_print:
-            progress.show_result(out, remarks)
+            progress.show_result(out, remarks, ending)
         elif quiet and (reason := rundir.read_job(out).empty):
             say(f"{out}: no step was stored: {reason}")
     except XspError as error:

@@ -15,6 +15,7 @@ from xsp.store import coldness, iterations, reference
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
+from xsp.texts import ms_text
 
 MIN_OUTSIDE_SHARE = 0.2
 """Minimum share of the loop outside steps for a warning that the throughput of steps is not the program's."""
@@ -73,6 +74,8 @@ def _program(run: Run) -> Iterator[Finding]:
         return
     percent, asked_percent = budget.program_percent, budget.asked_percent
     spent = {"recording steps": budget.spent_ns, "starting": budget.start_ns, "ending": budget.end_ns}
+    if budget.idle_ns > 0:
+        spent["idle collectors"] = budget.idle_ns
     parts = ", ".join(f"{name} {max(0, ns) / 1e9:.2g} s" for name, ns in spent.items())
     text = f"profiling made the program take {1 + percent / 100:.3g} times as long ({parts})"
     is_expensive = percent > 20 and budget.spent_ns > budget.start_ns + budget.end_ns
@@ -266,8 +269,8 @@ def _uncertain_times(trace: Trace) -> Iterator[Finding]:
     subject, count, low, high = candidates[ratios.index(max(ratios))]
     grade = next(letter for ratio, letter in GRADE_OF_RATIO if max(ratios) > ratio)
     text = (
-        f"from {count} iterations the time of {subject} is only known to be between {low:.3g} and {high:.3g} ms: they "
-        "vary too much for so short a run; run more steps, on an otherwise idle machine"
+        f"from {count} iterations the time of {subject} is only known to be between {ms_text(low)} and "
+        f"{ms_text(high)}: they vary too much for so short a run; run more steps, on an otherwise idle machine"
     )
     yield Finding(Severity.WARNING, "latency", text, grade)
 

@@ -42,8 +42,8 @@ class Launch:
     began_ns: int = field(default_factory=clock.monotonic_ns)
     """When the command began, on the monotonic clock."""
 
-    while_finishing: Callable[[], object] | None = None
-    """What else is done, in a thread, while the storing process finishes a run that has steps."""
+    while_finishing: Callable[[int], object] | None = None
+    """See `xsp.record.session.profile.while_finishing`."""
 
     is_counter_run: bool = False
     """Whether Nsight Compute runs this process: only the describing step is recorded, and marked for it."""

@@ -146,8 +146,9 @@ class profile:
         self.doubt: str | None = None
         """Why the whole program may look like one step, set by step detection; shown if no step is stored."""
 
-        self.while_finishing: Callable[[], object] | None = None
-        """What else is done, in a thread, while the storing process finishes a run that has steps."""
+        self.while_finishing: Callable[[int], object] | None = None
+        """What else is done, in a thread, while the storing process finishes a run that has steps; it gets the time
+        since when the budget counts the end, of `xsp.clock.monotonic_ns`."""
 
         self._writer: Writer
 
@@ -296,7 +297,7 @@ class profile:
         if error_type is not None:
             steps.collecting.note("xsp", f"the block was left by {error_type.__name__}; the steps before it are kept")
         try:
-            self._finish(costs)
+            self._finish(costs, began_ns)
         except Exception as error:  # the program ends as it would have without xsp
             say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
@@ -440,8 +441,8 @@ class profile:
             return "no module of torch was called, and no optimizer stepped; name the function of a step with --step"
         return "prof.step() was never entered; write `with prof.step(): …` around a step"
 
-    def _finish(self, costs: dict[str, Any]) -> None:
-        """Finish the run, if necessary in this process, and print problems on stderr."""
+    def _finish(self, costs: dict[str, Any], began_ns: int) -> None:
+        """Finish the run, the end of which began at that time, if necessary in this process, and print problems."""
         note, lost = self._steps.collecting.note, self._steps.lost
         if self.settings.samples and not self._writer.has_sampled():
             note("samples", "the process that stores spans did not begin to sample")
@@ -449,7 +450,8 @@ class profile:
         if lost and self._writer.failure is not None:
             note("xsp", f"{missing}: {self._writer.failure}")
         run = self._run(finished=True, costs=costs)
-        with _beside(self.while_finishing if self._steps.stored else None):
+        work = self.while_finishing if self._steps.stored else None
+        with _beside(functools.partial(work, began_ns) if work is not None else None):
             report = self._writer.finish(run)
         if report is None:
             note("xsp", f"the merged step was not written: {self._writer.failure}")

@@ -230,9 +230,8 @@ def _cost(budget: Budget | None, screen_ns: int) -> str:
     """Return how much longer the whole program took, with the time of the screen itself; empty if unknown."""
     if budget is None or budget.program_percent is None or not budget.wall_ns:
         return ""
-    own_ns = budget.spent_ns + budget.start_ns + budget.end_ns
-    added_ns = max(0.0, budget.program_percent / 100 * max(0.0, budget.wall_ns - own_ns)) + screen_ns
-    bare_ns = max(1.0, budget.wall_ns - own_ns)
+    added_ns = budget.added_ns + screen_ns
+    bare_ns = 100 * budget.added_ns / budget.program_percent if budget.program_percent > 0 else budget.wall_ns
     return f"; xsp added {added_ns / 1e9:.2g} s ({100 * added_ns / bare_ns:.0f} %)"
 
 
@@ -246,7 +245,8 @@ def text(
         width: width of the terminal.
         commands: whether to end with what to type next.
         stored: where the run was stored, if it was just recorded.
-        screen_ns: time that the screen took, if the program that was profiled waits for it.
+        screen_ns: time that the screen took, and the end of the run beyond what its `budget` states, if the program
+            that was profiled waits for it.
     """
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*phrased(screen.heading, width, 2), ""]

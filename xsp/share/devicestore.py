@@ -30,7 +30,7 @@ from xsp import clock, processes
 from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
-from xsp.share import driver
+from xsp.share import driver, wire
 from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
 from xsp.share.weights import Tensor
@@ -102,7 +102,8 @@ class DeviceStore(Serving[DeviceObject]):
         self._draws = 0
         self._store = host.connect(folder)
         try:
-            host.ask(self._store, {"ask": "stay"})
+            with contextlib.suppress(OSError):  # it has ended, which `_on_store_end` handles
+                wire.send(self._store, {"ask": "stay"})  # answered once it serves
             self._store.setblocking(False)
             shelf: Shelf[DeviceObject] = Shelf(capacity_bytes, eviction, "xsp share serve --device-capacity")
             super().__init__(folder, shelf, device_socket(self.device.uuid))
@@ -129,6 +130,7 @@ class DeviceStore(Serving[DeviceObject]):
         self._selector.register(self._store, selectors.EVENT_READ, self._on_store_end)
 
     def _on_store_end(self) -> None:
+        """End if the host's store has closed the connection; what it answers, that it stays, needs no reaction."""
         with contextlib.suppress(OSError):
             if self._store.recv(4096):
                 return

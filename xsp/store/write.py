@@ -15,7 +15,7 @@ from xsp.run import Budget, Run
 from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
 from xsp.schema import COLUMNS, Rule, Span
-from xsp.store import before, loop, merge
+from xsp.store import before, idlecost, loop, merge
 
 
 class Store:
@@ -86,7 +86,7 @@ class Store:
             The number of segments, the number of spans of the merged trace, and the result of the delivery.
         """
         start_ns = time.monotonic_ns()
-        run = Run.of(content)
+        run, idle_ns = Run.of(content), 0.0
         loop.create_table(self._con, [self._run])
         loop.write(self._con, self._run)
         segments = rundir.segments(self._run)
@@ -97,6 +97,7 @@ class Store:
             )
             table.hold(self._con, ("spans",), table.MOST_HELD)
             merge.merge(self._con, run)
+            idle_ns = idlecost.total_ns(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:
@@ -105,7 +106,7 @@ class Store:
             text = f"{self._lost_rows} rows of the loop were not stored: the times of the steps are incomplete"
             run = run.with_notes("xsp", [text])
         if run.budget is not None and "program_percent" not in run.budget:  # else this is a repeated merge
-            run |= {"budget": _with_end(run.budget, time.monotonic_ns() - start_ns)}
+            run |= {"budget": _with_end(run.budget, time.monotonic_ns() - start_ns, round(idle_ns))}
         rundir.write_run(self._run, run)
         if self._live is not None:
             summary["delivery"] = self._live.finish()
@@ -122,12 +123,13 @@ class Store:
         return sampler.finish() if sampler is not None else None
 
 
-def _with_end(budget: Budget, merging_ns: int) -> Budget:
-    """Return the budget with the time of merging, and with the percentage by which profiling slowed the program."""
-    own_ns = budget.spent_ns + budget.start_ns + budget.end_ns
-    bare_ns = budget.wall_ns - own_ns
-    percent = round(100 * (own_ns + merging_ns) / bare_ns, 2) if bare_ns > 0 else None
-    return budget | {"end_ns": budget.end_ns + merging_ns, "program_percent": percent}
+def _with_end(budget: Budget, merging_ns: int, idle_ns: int) -> Budget:
+    """Return the budget with the time of merging and of idle collectors, and with the percentage by which profiling
+    slowed the program."""
+    budget |= {"idle_ns": idle_ns}
+    bare_ns = budget.wall_ns - budget.added_ns
+    budget |= {"end_ns": budget.end_ns + merging_ns}
+    return budget | {"program_percent": round(100 * budget.added_ns / bare_ns, 2) if bare_ns > 0 else None}
 
 
 def resolve_run(run: Path, serialised: Path) -> int:
