@@ -192,6 +192,8 @@ def test_an_optimizer_that_goes_through_parameters_is_reported_and_one_in_one_ca
     )
     (piece,) = advice_of(loop, "optimizer")
     assert "9 parameters one by one: 36 operators" in piece.what
+    assert "fused=True" in piece.do
+    assert "foreach=True" not in piece.do, "on a processor it saves nothing of large tensors"
     assert piece.where[0].module == "Adam"
     assert advice_of(loop.replace("optimizer Adam", "optimizer LBFGS"), "optimizer") == []  # it has no fused form
     assert advice_of(loop.replace("aten::mul_ 6010", "aten::_fused_adam_ 6010"), "optimizer") == []

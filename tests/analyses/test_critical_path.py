@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from xsp import account
 from xsp.analyses.critical import critical_path, critical_path_summary
 from xsp.errors import AnalysisError
 from xsp.ingest.load import load
@@ -192,3 +193,33 @@ def test_whatever_the_spans_segments_follow_each_other_and_add_up_to_the_step(se
 def test_spans_of_equal_times_give_the_same_path_in_every_load(shared: Path) -> None:
     source = shared / "traces" / "multi_rank" / "hta_sampled_rank-1.json.gz"  # its times are whole microseconds
     assert len({repr(critical_path(load(source)).fetchall()) for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "host_ms", "device_ms"),
+    [
+        ("gpu/traces/timm-vit_base_patch16_224-b16.json.gz", 7.15, 18.09),
+        ("traces/kineto_amd/tracelens_mi300x_torch_compile_triton.json.gz", 0.87, 12.80),
+        ("reports/traces/tracelens_gemm_01_external_id_only.json.gz", 0.13, 10.92),
+        pytest.param(
+            "traces/kineto_amd/tracelens_mi300x_resnet_ddp_rank0of8.json.gz", 15.83, 51.23, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_the_path_of_an_asynchronous_step_is_on_its_device(
+    source: str, host_ms: float, device_ms: float, shared: Path
+) -> None:
+    """The ends of host calls and device work were taken from the file by hand; the host only waits in between."""
+    if not (shared / source).exists():
+        pytest.skip(f"{source} does not lie in ../shared")
+    trace = load(shared / source)
+    main = account.of(trace).main
+    assert main is not None
+    assert main.limit is not None
+    assert main.limit.side == "device"
+    rows = critical_path(trace).select("start_ms, dur_ms, device").fetchall()
+    assert max(start + took for start, took, _ in rows) >= device_ms - 0.01
+    assert sum(took for _, took, device in rows if device is not None) > 0.9 * sum(took for _, took, _ in rows)
+    later = [(took, device) for start, took, device in rows if start > host_ms + 0.01 and start + took < device_ms]
+    assert later
+    assert all(device is not None for _, device in later)

@@ -7,13 +7,14 @@ import json
 import math
 import mmap
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import xsp
-from xsp import rundir, table
+from xsp import account, rundir, table
 from xsp.advise.steptime import latency
 from xsp.analyses import A1, program_loop
 from xsp.analyses.answers import Answers
@@ -341,6 +342,49 @@ def test_the_latency_may_be_less_by_what_xsp_does_between_steps_and_in_stretches
     assert together["low_ms"] == pytest.approx(usual["low_ms"])
     most = answer(A1, trace(bare(60, own_ns=9 * MS)))
     assert usual["low_ms"] - most["low_ms"] == pytest.approx(0.25, rel=0.01), "at most a quarter of the step"
+
+
+def test_short_steps_are_too_long_by_at_most_what_has_faded_since_a_recorded_one() -> None:
+    """Steps of 2.3 ms, of which those right after recorded ones take 0.1 ms longer."""
+    near, later = bare(8, dur_ms=2.4, steady=None), bare(12, dur_ms=2.3, first=20, steady=False)
+    of = trace([*near, *later])
+    (own,) = iterations(of)
+    assert own.disturbed == 1
+    assert own.excess_ns == pytest.approx(0.1 * MS, rel=0.05)
+    assert own.is_known
+    main = account.of(of).main
+    assert main is not None
+    assert main.time.ms == pytest.approx(2.3, rel=0.01)
+    assert main.time.low_ms == pytest.approx(2.2, rel=0.01)
+    (unseen,) = iterations(trace(bare(12, dur_ms=2.3, steady=False)))
+    assert unseen.excess_ns == pytest.approx(1.15 * MS, rel=0.01), "nothing shows how long a disturbance lasts"
+    assert not unseen.is_known
+
+
+@pytest.mark.parametrize(
+    ("high_ms", "grade_of_time"), [(140, None), (149, None), (151, "B"), (199, "B"), (201, "C"), (399, "C"), (401, "D")]
+)
+def test_the_grade_follows_from_the_ratio_of_the_ends_of_an_interval(
+    high_ms: float, grade_of_time: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = trace(bare(22))
+    accounted = account.of(of)
+    (main, *others) = accounted.iterations
+    time = replace(main.time, low_ms=100.0, high_ms=float(high_ms))
+    changed = replace(accounted, iterations=(replace(main, time=time), *others))
+    monkeypatch.setattr(account, "of", lambda _: changed)
+    found = [finding for finding in health(of) if finding.subject == "latency"]
+    assert [finding.best_grade for finding in found] == ([grade_of_time] if grade_of_time else [])
+    assert all(f"between 100 ms and {high_ms} ms: they vary" in finding.text for finding in found)
+
+
+def test_a_program_that_grows_is_not_said_to_be_slowed_by_recording() -> None:
+    times = [10 + step / 5 + (step % 3) / 10 for step in range(60)]
+    rows = [each for step, ms in enumerate(times) for each in bare(1, dur_ms=ms, first=step)]
+    rows[20]["rung"] = Level.OP
+    found = {finding.subject: finding.text for finding in health(trace(rows))}
+    assert "longer at the run's end" in found["drift"]
+    assert "since operators" not in found.get("loop", "")
 
 
 def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:

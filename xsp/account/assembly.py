@@ -20,7 +20,7 @@ from xsp.account.ranks import Collectives
 from xsp.account.windows import Window, windows
 from xsp.schema import Kind, Level
 from xsp.store import overlap, strata
-from xsp.store.iterations import DISTURBANCE_FACTOR, SHORT_NS, WARM_UP_STEPS, Iteration, iterations
+from xsp.store.iterations import SHORT_NS, WARM_UP_STEPS, Iteration, iterations
 from xsp.store.loop import BARE as UNRECORDED
 from xsp.store.trace import Trace
 
@@ -133,10 +133,8 @@ def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
     """Return the time of an iteration: as measured without recording, else of recorded iterations."""
     if measured is not None and measured.mean_ns is not None:
         bounds = measured.interval
-        ends = (max(0.0, bounds.low) / 1e6, bounds.high / 1e6) if bounds is not None else (None, None)
-        if not measured.is_known and bounds is not None:  # short steps soon after recorded ones may take twice as long
-            own_ns = max(0.0, (measured.step_ns or 0.0) - (measured.data_ns or 0.0))
-            ends = (max(0.0, bounds.low - own_ns * (1 - 1 / DISTURBANCE_FACTOR)) / 1e6, bounds.high / 1e6)
+        low_ns = max(0.0, bounds.low - measured.excess_ns) if bounds is not None else 0.0
+        ends = (low_ns / 1e6, bounds.high / 1e6) if bounds is not None else (None, None)
         return Entry(names.ITERATION, measured.mean_ns / 1e6, BARE, *ends)
     if not recorded_ns:
         return Entry(names.ITERATION, None, "no iteration of this kind was recorded, or ran undisturbed")

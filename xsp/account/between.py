@@ -59,9 +59,9 @@ def parts(trace: Trace, rank: int, recorded: Sequence[Window], between: Union | 
     calls = _outermost_calls(trace, rank, whole)
     labels = _labels(trace, rank, calls)
     found, taken = [], union(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    inside = covered(between, calls["start_ns"], calls["end_ns"]) > 0
     for label in sorted(set(labels.tolist())):
         chosen = labels == label
-        inside = covered(between, calls["start_ns"], calls["end_ns"]) > 0
         times = intersection(union(calls["start_ns"][chosen], calls["end_ns"][chosen]), between)
         times = without(times, taken)  # calls of several threads overlap
         taken = union(np.r_[taken[0], times[0]], np.r_[taken[1], times[1]])
@@ -157,7 +157,7 @@ def entry(
 
     Args:
         between_ns: the time, from iterations that were not recorded, without waits for data.
-        found: what recorded iterations show, from `parts`; without them, the entry has the states that `times` shows.
+        found: what recorded iterations show, from `parts`; without them, the entry has no parts.
         times: what the host did in the recorded iterations.
         recorded: the recorded iterations.
         weights: how many iterations each of them stands for, by the number of its step.

@@ -111,7 +111,8 @@ def _advice(context: AdviceContext, step_ms: float, updates: Sequence[_Update]) 
     names = dict.fromkeys(update.call.name for update in updates)
     subject = "the program updates" if is_by_hand else f"{' and '.join(names)} update{'s' * (len(names) == 1)}"
     calls_text = f" in {len(updates)} calls of optimizers" if len(updates) > 1 else ""
-    do = "torch.optim with fused=True (or foreach=True) updates all of them in one call"
+    # on a processor, foreach still goes through memory once for each operator
+    do = f"torch.optim with fused=True{' (or foreach=True)' * on_device} updates all of them in one call"
     if has_optimizer:
         do = (
             "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ and the like take a list in one call; gradients can be "

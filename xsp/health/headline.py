@@ -11,11 +11,12 @@ from xsp.account import entries as names
 from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
+from xsp.schema import Level
 from xsp.store import coldness, iterations, reference
 from xsp.store.iterations import IS_ALIKE, UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
-from xsp.texts import ms_text
+from xsp.texts import ms_text, ns_text
 
 MIN_OUTSIDE_SHARE = 0.2
 """Minimum share of the loop outside steps for a warning that the throughput of steps is not the program's."""
@@ -100,8 +101,9 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
         text = f"few undisturbed steps: the loop's figures are from steps {place}, which may be slow; run more steps"
         if not iteration.is_known:
             text = (
-                f"all unrecorded steps are short and ran {place}, so they may take twice as long: the loop time is "
-                "unknown, and A1's latency may be up to twice that of the step; run more steps"
+                f"all unrecorded steps are short and ran {place}, so they may take up to "
+                f"{ns_text(iteration.excess_ns)} of {ns_text(iteration.mean_ns)} longer than without recording, "
+                "and A1's latency may be up to twice that of the step; run more steps"
             )
         is_note = iteration.disturbed == 1 and iteration.is_known
         yield Finding(Severity.NOTE if is_note else Severity.WARNING, "loop", text, "B")
@@ -184,7 +186,7 @@ def _cold_steps(trace: Trace) -> Iterator[Finding]:
 def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
     """Yield a finding if unrecorded steps take longer since operators or device work were recorded first."""
     change = reference.change(trace.con)
-    if change is None or change.ratio.low <= 1 + MIN_SLOWDOWN_SINCE_RECORDING:
+    if change is None or change.ratio.low <= 1 + MIN_SLOWDOWN_SINCE_RECORDING or _grows_later(trace):
         return
     percent = 100 * (change.after_ns / change.before_ns - 1)
     low, high = (100 * (bound - 1) for bound in change.ratio.ends)
@@ -195,6 +197,16 @@ def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
         "itself became slower; `--levels M/layer` records neither, and shows which"
     )
     yield Finding(Severity.WARNING, "loop", text, "C")
+
+
+def _grows_later(trace: Trace) -> bool:
+    """Return whether unrecorded steps still become longer after operators were first recorded: the program's growth."""
+    rows = trace.con.execute(
+        f"WITH {UNDISTURBED} SELECT dur_ns FROM undisturbed u WHERE {IS_ALIKE} AND step > (SELECT min(step) FROM loop "
+        f"WHERE rung >= {int(Level.OP)} AND rank = u.rank) ORDER BY step"
+    ).fetchall()
+    change = _change([dur_ns for (dur_ns,) in rows]) if len(rows) >= MIN_DRIFT_ROWS else None
+    return change is not None and change > 0
 
 
 def _drifts(trace: Trace) -> Iterator[Finding]:
@@ -270,8 +282,13 @@ def _uncertain_times(trace: Trace) -> Iterator[Finding]:
     grade = next(letter for ratio, letter in GRADE_OF_RATIO if max(ratios) > ratio)
     text = (
         f"from {count} iterations the time of {subject} is only known to be between {ms_text(low)} and "
-        f"{ms_text(high)}: they vary too much for so short a run; run more steps, on an otherwise idle machine"
+        f"{ms_text(high)}: "
     )
+    growth = job.course.growth if job is not None and job.course is not None else None
+    if growth is not None:
+        text += f"it grows, from {ms_text(growth.first_ms)} to {ms_text(growth.last_ms)}"
+    else:
+        text += "they vary too much for so short a run; run more steps, on an otherwise idle machine"
     yield Finding(Severity.WARNING, "latency", text, grade)
 
 

@@ -375,13 +375,25 @@ class Iteration(NamedTuple):
     overlap: Overlap | None = None
     """How iterations of several threads overlap; None if no steps of the rank overlapped."""
 
+    fading_ns: float | None = None
+    """By how much iterations right after recorded ones take longer than later ones: a disturbance fades, so at most as
+    much is left of it in the later ones. None if too few of either ran."""
+
+    @property
+    def excess_ns(self) -> float:
+        """Nanoseconds by which the time may be too long, because short steps ran soon after recorded ones."""
+        if not self.disturbed or self.mean_ns is None or self.step_ns is None:
+            return 0.0
+        own_ns = max(0.0, min(self.step_ns, self.mean_ns - (self.data_ns or 0.0)))
+        if own_ns >= SHORT_NS or own_ns < MAX_DOUBTFUL_SHARE * self.mean_ns:
+            return 0.0
+        most_ns = own_ns * (1 - 1 / DISTURBANCE_FACTOR)
+        return most_ns if self.fading_ns is None else min(most_ns, self.fading_ns)
+
     @property
     def is_known(self) -> bool:
-        """False if no step ran bare, or if mostly short steps soon after recorded ones make up the iteration."""
-        if self.mean_ns is None or self.step_ns is None:
-            return False
-        own_ns = min(self.step_ns, self.mean_ns - (self.data_ns or 0.0))
-        return not self.disturbed or own_ns >= SHORT_NS or own_ns < MAX_DOUBTFUL_SHARE * self.mean_ns
+        """False if no step ran bare, or if the iteration may be much shorter, see `excess_ns`."""
+        return self.mean_ns is not None and self.excess_ns <= MAX_UNCERTAINTY * self.mean_ns
 
     @property
     def samples_per_s(self) -> float | None:
@@ -415,7 +427,8 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
         ), measured AS (
             SELECT rank, kind, are_all, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
                    list(CASE WHEN {IN_BURST} THEN dur_ns END ORDER BY step) AS in_bursts,
-                   list(step ORDER BY step) AS numbers, list(coalesce(data_ns, 0)::DOUBLE ORDER BY step) AS waits,
+                   list(step ORDER BY step) AS numbers, list(nearness ORDER BY step) AS distances,
+                   list(coalesce(data_ns, 0)::DOUBLE ORDER BY step) AS waits,
                    list(greatest(0, before_ns - coalesce(data_ns, 0))::DOUBLE ORDER BY step) AS gaps,
                    sum(steps * iteration_ns) AS ns, sum(steps) AS measured,
                    sum(steps * dur_ns) AS step_ns, sum(steps * data_ns) AS data_ns,
@@ -434,8 +447,8 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
                    ) OVER (PARTITION BY rank) AS share
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, in_bursts, are_all, numbers, waits, gaps,
-               measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
+        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, in_bursts, are_all, numbers, distances,
+               waits, gaps, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
                coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
@@ -466,15 +479,27 @@ def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         key = entry["rank"], entry["kind"]
         if entry["are_all"] and key in chosen:
-            undisturbed = chosen[key]
+            undisturbed = chosen[key] = {**chosen[key], "fading_ns": _fading_ns(entry)}
             mean_ns = undisturbed["ns"] / undisturbed["measured"]
             bounds = stats.mean_interval(undisturbed["times"], undisturbed["weights"])
             is_uncertain = bounds is None or bounds.half > MAX_UNCERTAINTY * mean_ns
             if mean_ns >= SHORT_NS and is_uncertain and entry["measured"] > undisturbed["measured"]:
-                chosen[key] = {**entry, "disturbed": undisturbed["disturbed"]}
+                chosen[key] = {**undisturbed, **entry, "disturbed": undisturbed["disturbed"]}
         else:
             chosen[key] = entry
     return list(chosen.values())
+
+
+def _fading_ns(entry: Mapping[str, Any]) -> float | None:
+    """Return by how much iterations right after recorded ones take longer than later ones, see `Iteration`."""
+    rows = list(zip(entry["times"], entry["weights"], entry["distances"], strict=True))
+    near, far = ([row[:2] for row in rows if (row[2] == 2) == is_near] for is_near in (True, False))
+    if min(len(near), len(far)) < MIN_ROWS:
+        return None
+    near_ns, far_ns = (
+        stats.percentile([time for time, _ in group], 0.5, [count for _, count in group]) for group in (near, far)
+    )
+    return max(0.0, near_ns - far_ns)
 
 
 def _iteration(
@@ -511,4 +536,5 @@ def _iteration(
         row["beside_ns"] / measured_steps,
         stats.mean_interval(row["waits"], row["weights"]),
         stats.mean_interval([gap or 0.0 for gap in row["gaps"]], row["weights"]),
+        fading_ns=row.get("fading_ns"),
     )
