@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import mmap
 import sys
 from dataclasses import replace
@@ -20,12 +19,10 @@ from xsp.analyses import A1, program_loop
 from xsp.analyses.answers import Answers
 from xsp.comparison import series
 from xsp.health import grade, health
-from xsp.health import headline as health_headline
 from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, LoggedStep, Loop, Status, Usage
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
-from xsp.stats import Interval
 from xsp.store import idlecost, loop
 from xsp.store.coldness import coldness
 from xsp.store.iterations import BareStep, iterations, settling_ns
@@ -394,22 +391,6 @@ def test_steps_that_hardly_tell_what_a_step_takes_are_graded_down() -> None:
     assert "from 22 iterations the time of a step is only known to be between" in found["latency"].text
     assert found["latency"].best_grade == "C", "it may be three times as long"
     assert "latency" not in letters(trace(bare(22)))[1]
-
-
-@pytest.mark.parametrize(
-    ("ratio", "grade"),
-    [(1.4, None), (1.49, None), (1.51, "B"), (1.99, "B"), (2.01, "C"), (3.99, "C"), (4.01, "D"), (math.inf, "D")],
-)
-def test_the_grade_follows_from_the_ratio_of_the_ends_of_the_interval(
-    monkeypatch: pytest.MonkeyPatch, ratio: float, grade: str | None
-) -> None:
-    low = 0.0 if ratio == math.inf else 600.0 * MS
-    interval = Interval(low, 700.0 * MS, 600.0 * MS * (ratio if low else 1.0))
-    monkeypatch.setattr(health_headline.iterations, "spread_interval", lambda steps: interval)
-    found = {finding.subject: finding for finding in health(trace(bare(22)))}
-    assert (found["latency"].best_grade if "latency" in found else None) == grade
-    if ratio == 4.01:
-        assert "between 600 ms and 2.41 s" in found["latency"].text
 
 
 def test_a_guessed_batch_size_and_a_program_made_longer_are_said() -> None:
