@@ -3,15 +3,18 @@
 Each repetition times the collectives of two gloo ranks of this machine again (earlier timings are kept, and their
 differences are part of the interval), records a process without communication, predicts the step on two ranks, and
 measures it on two real ranks without xsp, for two models in turns. `--out DIR --seconds N` continues what is there.
+Timings of collectives that other processes disturb are taken again, as always; the recorded and the measured steps are
+not, so the share of the cores that others used is printed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
-from parts import ddp_cases, turns
+from parts import ddp_cases, quiet, turns
 
 import xsp
 from xsp.bench import links, transfers
@@ -22,7 +25,10 @@ from xsp.predict.training import Job
 CASES = (("mlp-narrow", 32), ("autoencoder", 32))
 GOAL = 0.9
 CALIBRATION_S = 60.0
-COLUMNS = ("model, batch", "repetitions", "within the interval", "half width", "error, mean abs.")
+COLUMNS = (
+    "model, batch", "repetitions", "within the interval", "above it", "half width", "error, mean abs.",
+    "cores used by others",
+)  # fmt: skip
 
 
 def repeat(folder: Path, timings: Timings, number: int, steps: int) -> dict[str, object]:
@@ -31,12 +37,15 @@ def repeat(folder: Path, timings: Timings, number: int, steps: int) -> dict[str,
     plan = links.plan_transfers(timings, transfers.COLLECTIVES, ddp_cases.FAMILIES, (2,))
     links.fill(plan, timings, CALIBRATION_S, lambda *told: None, again=True)
     run = folder / f"run-{number}"
+    begin_s, others_s = time.perf_counter(), quiet.other_cpu_s()
     case = ddp_cases.measure_case(name, batch, steps, 1, run)
+    others = (quiet.other_cpu_s() - others_s) / (time.perf_counter() - begin_s) / (os.cpu_count() or 1)
     step, link = recorded.of(xsp.load(run)), measured.of(timings, 1)
     (point,) = scaling.of(step, Job(1, link), (2,)).points
     return {
         "model": f"{name}, {batch}", "predicted_s": point.predicted.step, "low_s": point.low, "high_s": point.high,
         "measured_s": case["ddp"]["step"], "calibrations": measured.drift_of(timings, 1).calibrations,
+        "others": others,
     }  # fmt: skip
 
 
@@ -84,10 +93,12 @@ def _is_within(row: dict[str, float]) -> bool:
 
 def _cells(rows: list[dict[str, float]]) -> list[str]:
     halves = [(row["high_s"] - row["low_s"]) / 2 / row["predicted_s"] for row in rows]
+    others = [row["others"] for row in rows if "others" in row]
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
     return [
-        str(len(rows)), str(sum(map(_is_within, rows))), f"{turns.median(halves):.0%}",
-        f"{sum(errors) / len(errors):.1%}",
+        str(len(rows)), str(sum(map(_is_within, rows))), str(sum(row["measured_s"] > row["high_s"] for row in rows)),
+        f"{turns.median(halves):.0%}", f"{sum(errors) / len(errors):.1%}",
+        f"{turns.median(others):.0%}" if others else "–",
     ]  # fmt: skip
 
 

@@ -106,11 +106,11 @@ def test_kinds_that_are_one_for_the_program_are_weighed_by_their_steps() -> None
 def test_iterations_are_compared_by_what_was_seen_of_them() -> None:
     bare = Bare(20, 1, 0, 1, 0, 1, {}, 0, steps=[(0.010, 0.009)] * 20)
     other = Bare(20, 1, 0, 1, 0, 1, {}, 0, steps=[(0.020, 0.018)] * 10 + [(0.011, 0.009)] * 10)
-    seen = [unrecorded_steps.Seen("after", 0.01)] * 10 + [unrecorded_steps.Seen("steady", 0.010)] * 10
+    seen = [unrecorded_steps.Seen("after")] * 10 + [unrecorded_steps.Seen("steady", 0.001)] * 10
     compared = unrecorded_steps.compare(bare, other, seen)
     assert compared["after"].cpu == pytest.approx(2.0)
     assert compared["steady"].time == pytest.approx(1.1)
-    assert compared["steady"].step == pytest.approx(1.0)
+    assert compared["steady"].corrected == pytest.approx(1.0)
 
 
 def test_each_program_exists() -> None:

@@ -43,5 +43,12 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], mon
     with progress.progress_bar(quiet=False) as show:
         for done in range(3):
             show("turn of attach", done, 60)
-            show("turn of attach", done, 60)
-    assert capsys.readouterr().err.count("xsp: turn of attach: 2 of 60\n") == 1
+    assert "xsp: turn of attach: 2 of 60\n" in capsys.readouterr().err
+
+
+def test_a_pipe_gets_no_line_twice(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    with progress.progress_bar(quiet=False) as show:
+        for done in (1, 2, 2, 2):
+            show("work", done, 2)
+    assert capsys.readouterr().err.count("xsp: work: 2 of 2\n") == 1

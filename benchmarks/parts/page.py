@@ -72,6 +72,7 @@ NOTES: dict[str, tuple[str, ...]] = {
     "predict_configurations": ("what is computed: ", "what was chosen, each kind by itself: "),
     "predict_curves": ("Held out", "A second run"),
     "predict_ddp": ("Mean error",),
+    "predict_repeated": ("Within",),
     "predict_ddp_4": ("Mean error",),
     "rank_scale": ("import", "analyses"),
     "same_evaluation": ("unchanged", "changed"),

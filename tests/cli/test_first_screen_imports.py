@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from xsp import plugins
 from xsp.advise import registry
+from xsp.cli import progress
 
 UNUSED = (
     "xsp.bench", "xsp.bound", "xsp.comparison.align", "xsp.correlate", "xsp.graph", "xsp.ingest.sources",
@@ -37,3 +42,25 @@ def test_questions_that_need_a_graph_are_loaded_when_they_are_asked() -> None:
         "every = registry.questions()\nassert set(few) < set(every) and 'bound' in registry.PROVIDERS"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_metadata_of_packages_is_read_once_for_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    read = importlib.metadata.entry_points
+
+    def counted(**selection: Any) -> Any:
+        reads.append(selection)
+        return read(**selection)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", counted)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/a folder that no other test has"])
+    assert all(plugins.names(group) for group in ("xsp.collectors", "xsp.importers", registry.GROUP))
+    assert reads == [{}]
+
+
+@pytest.mark.parametrize("columns", ["132", "", "none"])
+def test_the_width_of_the_terminal_is_that_which_rich_would_use(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for size in (os.terminal_size((97, 30)), os.terminal_size((0, 0))):
+        monkeypatch.setattr(os, "get_terminal_size", lambda _descriptor, size=size: size)
+        assert progress.terminal_width() == Console().width

@@ -89,7 +89,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
             nonlocal printed_s, printed
             line = f"xsp: {label}: {completed:,} of {total:,}"
             # a bar is drawn once there, at its end
-            if not is_terminal and time.monotonic() - printed_s > LINE_S and line != printed:
+            if not is_terminal and line != printed and time.monotonic() - printed_s > LINE_S:
                 printed_s, printed = time.monotonic(), line
                 warn(line, flush=True)
             if not bar.task_ids:

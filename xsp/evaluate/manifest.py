@@ -258,6 +258,10 @@ class Dataset(Part):
     checksum: str = ""
 
 
+MOST_TOKENS = 1_000_000
+"""Default of the longest prompt or output."""
+
+
 class Lengths(Part):
     """A distribution of numbers of tokens: `64`, `[12, 80, 33]` to draw from a list, or its parameters by name."""
 
@@ -267,7 +271,7 @@ class Lengths(Part):
 
     std: Annotated[float, Field(ge=0, lt=1e12)] = 0.0
     least: Count = 1
-    most: Count = 1_000_000
+    most: Count = MOST_TOKENS
     values: Annotated[list[Count], Field(max_length=100_000)] = []
 
     @model_validator(mode="before")
@@ -283,7 +287,7 @@ class Lengths(Part):
     def _check_parameters(self) -> Lengths:
         if self.distribution in ("fixed", "normal", "lognormal") and self.mean is None:
             raise ValueError(f"a {self.distribution} length needs mean, in tokens")
-        if self.distribution == "uniform" and "most" not in self.model_fields_set:
+        if self.distribution == "uniform" and self.most == MOST_TOKENS:
             raise ValueError("a uniform length needs most, and least if that is not 1")
         if self.distribution == "values" and not self.values:
             raise ValueError("lengths from a list need values")

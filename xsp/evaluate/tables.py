@@ -17,7 +17,7 @@ from xsp.texts import cut, short_number
 
 WIDTH = 80
 
-KINDS = {"ttft": "first token", "itl": "between tokens", "tpot": "per token after it"}
+KINDS = {"ttft": "first token", "itl": "between tokens", "tpot": "per token"}
 """The times of generated tokens, and their names in tables."""
 
 LIMITS = {"ttft_ms": "first token", "tpot_ms": "per token", "latency_ms": "request"}

@@ -142,11 +142,9 @@ def recording_cost(ledger: Sequence[Row]) -> Figure:
     is_significant = any(row.get("low_ms") is None or not row["low_ms"] <= 0 <= row["high_ms"] for row in ledger[1:])
     share = f"{100 * (full_ms / bare_ms - 1):+.1f} % of its latency, with all down to {depth(rung)} recorded"
     label = "recording adds to a step"
-    return (
-        (label, added, share)
-        if is_significant
-        else (label, "in the noise", f"the interval includes 0; {added}, {share}")
-    )
+    if is_significant:
+        return label, added, share
+    return label, "not measurable", f"less than steps vary, with all down to {depth(rung)} recorded"
 
 
 def _interval_text(row: Row) -> str:

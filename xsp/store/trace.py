@@ -147,14 +147,18 @@ class Trace:
     @property
     def kind(self) -> int | None:
         """The kind of step, a number in `loop`, that `merged` and the figures describe; None if no kinds are known."""
-        rows = self.con.execute("SELECT any_value(step_kind) FROM alike").fetchall()
-        return int(rows[0][0]) if rows[0][0] is not None else None
+        return self._described[0]
 
     @property
     def rank(self) -> int:
         """The rank that `merged` and the figures describe: the lowest recorded rank."""
-        rows = self.con.execute("SELECT any_value(rank) FROM alike").fetchall()
-        return int(rows[0][0] or 0)
+        return self._described[1]
+
+    @cached_property
+    def _described(self) -> tuple[int | None, int]:
+        """The kind of step and the rank that the figures describe."""
+        [(kind, rank)] = self.con.execute("SELECT any_value(step_kind), any_value(rank) FROM alike").fetchall()
+        return int(kind) if kind is not None else None, int(rank or 0)
 
     def at(self, level: Level) -> duckdb.DuckDBPyRelation:
         """Return the merged spans of one level, by start."""
