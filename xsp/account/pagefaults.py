@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+from xsp.stats import Interval
 
 PAGE_US = 5.0
 """Maximum system time per page fault in microseconds; system time beyond that is other work. 1 to 2.5 µs were measured
 on a virtual machine, where faults are most expensive."""
 
 
-class Cost(NamedTuple):
-    """The time that page faults take, in milliseconds: expected, and its least and most."""
-
-    value: float
-    low: float
-    high: float
-
-
-def cost(faults: float, system_ms: float, threads: int) -> Cost:
-    """Return the milliseconds of an iteration that page faults take.
+def cost(faults: float, system_ms: float, threads: int) -> Interval:
+    """Return the milliseconds of an iteration that page faults take: expected, with the least and the most.
 
     System time is summed over all threads. If threads fault in parallel, the step loses the time of one thread; if they
     wait for each other, it loses all of the time: the geometric mean of both is expected.
@@ -30,4 +23,4 @@ def cost(faults: float, system_ms: float, threads: int) -> Cost:
         threads: number of threads that compute.
     """
     limited_ms = min(system_ms, faults * PAGE_US / 1e3)
-    return Cost(limited_ms / math.sqrt(threads), limited_ms / threads, limited_ms)
+    return Interval(limited_ms / threads, limited_ms / math.sqrt(threads), limited_ms)

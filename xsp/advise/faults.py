@@ -53,7 +53,7 @@ def usage_of(context: AdviceContext) -> Usage | None:
 def _gain(context: AdviceContext, usage: Usage) -> Interval:
     """Return the milliseconds of a step that page faults take."""
     cost = pagefaults.cost(usage.faults, usage.system_ms, _threads(context.required_trace))
-    return Interval(cost.low, cost.value, cost.high).limit(calls.step_ms(context))
+    return cost.limit(calls.step_ms(context))
 
 
 def _threads(trace: Trace) -> int:

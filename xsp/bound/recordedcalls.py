@@ -263,7 +263,7 @@ def page_faults(trace: Trace) -> tuple[str, Figure] | None:
             f"page faults: {row.faults:,.0f} in a step, {system_ns / 1e6:.3g} ms in the system for all threads; calls "
             "timed in isolation have other counts: xsp advise says how to keep memory"
         )
-        return text, Figure(cost.value * 1e6, (cost.high - cost.low) / 2 * 1e6)
+        return text, Figure(cost.value * 1e6, cost.half * 1e6)
     return None
 
 
