@@ -119,6 +119,16 @@ def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
     assert piece.gain.value < 9
 
 
+def test_slow_iterations_without_period_and_place_may_be_the_machines() -> None:
+    draw = random.Random(5)
+    slow = {17, 40, 58, 101, 131}
+    times = [draw.gauss(300 if step in slow else 6, 0.2) for step in range(144)]
+    trace = trace_with(rows_of(times, rung=[30 if step == 7 else BARE for step in range(144)]), FAST)
+    (piece,) = [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question == "uneven"]
+    assert piece.gain.value == pytest.approx(piece.gain.high / 2)
+    assert piece.do.startswith("run it again on an otherwise idle machine")
+
+
 def test_slow_samples_at_random_are_waits_for_data() -> None:
     draw = random.Random(3)
     data = [draw.gauss(320, 20) if draw.random() < 0.04 else draw.uniform(0.1, 0.5) for _ in range(200)]

@@ -31,15 +31,19 @@ def uneven(context: AdviceContext) -> Iterator[Advice]:
         if 100 * ms < LEAST_PERCENT * main.time.ms or slow.part in (names.DATA, names.BETWEEN):
             continue
         where = f"{slow.part}{f', in {slow.cost.place}' if slow.cost.place else ''}"
+        # other programs of the machine delay steps, too; they have no period, and no place in the program
+        is_programs = slow.period is not None or slow.cost.place is not None
         yield Advice(
             "uneven",
             f"{_times(slow)}, in {where}",
             (Place(slow.cost.place or slow.part, None, (), slow.count),),
-            Interval(ms / 2, ms, ms),
+            Interval(ms / 2, ms, ms) if is_programs else Interval(ms / 10, ms / 2, ms),
             True,
             100 * ms / main.time.ms,
             (f"iterations {', '.join(map(str, slow.steps[:5]))}{' …' * (len(slow.steps) > 5)}",),
-            f"see what differs in {where}: longer inputs (sort them by length), a cache that fills, code compiled anew",
+            ("" if is_programs else "run it again on an otherwise idle machine; if they stay, ")
+            + f"see what differs in {where}: longer inputs (sort them by length), a cache that fills, "
+            "code compiled anew",
         )
 
 
