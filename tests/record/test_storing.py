@@ -32,7 +32,9 @@ def test_the_first_step_waits_for_the_storing_process_to_load_and_later_ones_do_
     schedule = SimpleNamespace(
         storing_patience_s=0.1, waits_for_storing=True, is_storing=False, restart_settling=lambda: None
     )
-    steps: Any = SimpleNamespace(schedule=schedule, account=SimpleNamespace(spend=lambda ns: None))
+    spent_ns: list[int] = []
+    account = SimpleNamespace(spend=spent_ns.append, start_ns=0)
+    steps: Any = SimpleNamespace(schedule=schedule, account=account)
     writer: Any = Writer(is_open)
     storing = Storing(steps)
     storing.writer = writer
@@ -41,3 +43,4 @@ def test_the_first_step_waits_for_the_storing_process_to_load_and_later_ones_do_
     assert storing.is_underway
     storing.poll()
     assert writer.waits_s[1] < patience_s, "what was waited is not waited again"
+    assert (len(spent_ns), account.start_ns > 0) == (int(is_open), not is_open), "loading is part of the start"

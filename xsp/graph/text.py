@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,10 @@ def phase(graph: Graph) -> str:
     return ", ".join(parts)
 
 
+NOTE_WIDTH = 80 - 30
+"""Characters of a note beside a value, on a page of 80."""
+
+
 def _line(name: str, value: str, note: str) -> str:
     return f"{name:15} {value:>12}  {note}".rstrip()
 
@@ -91,8 +96,10 @@ def _memory(graph: Graph) -> list[str]:
     if found is None:
         return []
     step = "" if found.phase is Phase.FORWARD and not graph.settings.get("train") else f" in {found.phase.value}"
-    parts = [f"{amount(size, 'B')} {part}" for part, size in found.parts.items() if size]
-    rows = [f"at the peak{step}", *(", ".join(parts[place : place + 3]) for place in range(0, len(parts), 3))]
+    parts = ", ".join(f"{amount(size, 'B')} {part}" for part, size in found.parts.items() if size)
+    # a part stays on one line
+    rows = [f"at the peak{step}", *textwrap.wrap(parts.replace(" ", "\0").replace(",\0", ", "), NOTE_WIDTH)]
+    rows = [row.replace("\0", " ") for row in rows]
     return [_line("memory" if not place else "", amount(found.bytes, "B") if not place else "", row)
             for place, row in enumerate(rows)]  # fmt: skip
 

@@ -224,7 +224,7 @@ def _load_imported(names: Sequence[str]) -> Trace:
     if len(runs) > 1:
         run_names = ", ".join(run.name for run in runs.values())
         raise TraceError(
-            f"{', '.join(map(contract.without_credentials, names))}: {len(runs)} runs ({run_names}); "
+            f"{', '.join(map(contract.without_credentials, names))}: holds {len(runs)} runs ({run_names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
     return _load_temporary(folder, next(iter(runs)))
