@@ -197,6 +197,14 @@ def test_annotated_steps_of_engines_are_the_steps_and_their_kinds_are_counted(tm
     assert all(part in notes for part in ("2 decode, median 900 µs", "1 prefill, median", "1 mixed, median")), notes
 
 
+def test_a_step_of_an_engine_without_requests_is_idle(tmp_path: Path) -> None:
+    names = ("execute_context_0(0)_generation_0(0)", "step[idle]", "execute_context_0(0)_generation_8(8)")
+    trace = load(tmp_path, *(box("user_annotation", name, 1000 * at, 900) for at, name in enumerate(names)))
+    notes = " ".join(map(str, trace.run["notes"]))
+    assert "2 idle" in notes
+    assert "1 decode" in notes
+
+
 def test_annotations_of_an_engine_inside_steps_are_blocks(tmp_path: Path) -> None:
     trace = load(
         tmp_path,

@@ -88,6 +88,7 @@ _ENGINE_KIND = r"""
          WHEN regexp_matches(name, '^step\[(prefill|extend)', 'i') THEN 'prefill'
          WHEN regexp_matches(name, '^step\[decode', 'i') THEN 'decode'
          WHEN regexp_matches(name, '^step\[\w+ bs=') THEN 'other'
+         WHEN regexp_matches(name, '^execute_(\d+_)?context_0\(.*\)_generation_0\(') THEN 'idle'
          WHEN regexp_matches(name, '^execute_(\d+_)?context_0\(.*\)_generation_[1-9]') THEN 'decode'
          WHEN regexp_matches(name, '^execute_(\d+_)?context_[1-9]\d*\(.*\)_generation_0\(') THEN 'prefill'
          WHEN regexp_matches(name, '^execute_(\d+_)?context_\d+\(.*\)_generation_\d') THEN 'mixed'
@@ -130,15 +131,20 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         )
 
 
-_LINKS = {
-    "flow events": f"""
+def _flows_from(level: Level) -> str:
+    """Return the SQL of flow events from the start of a span of this level to device work without a launch."""
+    return f"""
         SELECT work.number AS work, call.number AS call
         FROM flows AS begins JOIN flows AS ends USING (id) JOIN raw_spans AS call
              ON call.process = begins.pid AND call.thread = begins.tid AND call.start_ns = begins.ts_ns
              JOIN raw_spans AS work ON work.stream = ends.tid AND work.start_ns = ends.ts_ns
-        WHERE begins.ph = 's' AND ends.ph = 'f' AND call.level = {int(Level.RUNTIME)}
+        WHERE begins.ph = 's' AND ends.ph = 'f' AND call.level = {int(level)}
           AND work.level = {int(Level.KERNEL)} AND work.correlation_id IS NULL
-        """,
+        """
+
+
+_LINKS = {
+    "flow events": _flows_from(Level.RUNTIME),
     "external ids": f"""
         SELECT work.number AS work, call.number AS call
         FROM raw_spans AS work JOIN unnumbered_calls AS call ON work.operator = call.external
@@ -179,10 +185,10 @@ def _link_operators(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """
     con.execute(
         f"""
-        UPDATE raw_spans SET process = (
+        UPDATE raw_spans SET process = coalesce((
             SELECT CASE WHEN min(process) = max(process) THEN min(process) END
             FROM raw_spans WHERE level = {int(Level.OP)}
-        ) WHERE level = {int(Level.RUNTIME)} AND starts_with(name, 'AscendCL@')
+        ), process) WHERE level = {int(Level.RUNTIME)} AND starts_with(name, 'AscendCL@')
         """
     )
     unlinked = f"level = {int(Level.KERNEL)} AND correlation_id IS NULL AND operator IS NULL"
@@ -192,14 +198,10 @@ def _link_operators(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE links AS
-        WITH links AS (
-            SELECT work.number AS work, call.number AS call
-            FROM flows AS begins JOIN flows AS ends USING (id) JOIN raw_spans AS call
-                 ON call.process = begins.pid AND call.thread = begins.tid AND call.start_ns = begins.ts_ns
-                 JOIN (SELECT number, stream, start_ns FROM raw_spans WHERE {unlinked}) AS work
-                 ON work.stream = ends.tid AND work.start_ns = ends.ts_ns
-            WHERE begins.ph = 's' AND ends.ph = 'f' AND call.level = {int(Level.OP)}
-        ), single AS (SELECT work, min(call) AS call FROM links GROUP BY work HAVING min(call) = max(call))
+        WITH single AS (
+            SELECT work, min(call) AS call FROM ({_flows_from(Level.OP)})
+            WHERE work IN (SELECT number FROM raw_spans WHERE {unlinked}) GROUP BY work HAVING min(call) = max(call)
+        )
         SELECT work, call, coalesce(
             operator, (SELECT coalesce(max(operator), 0) FROM raw_spans) + 1 + call
         ) AS operator FROM single JOIN raw_spans ON number = call

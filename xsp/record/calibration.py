@@ -7,6 +7,7 @@ time that its spans should have added; the difference between the two is the res
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -99,7 +100,7 @@ def passing_costs(collector: Collector, probe: Probe, limit_ns: float = math.inf
             try:
                 for difference in differences.values():
                     difference.probe.run()
-                outline.usual = set(outline)  # as in a stretch of steps, see `xsp.record.quiet`
+                outline.usual, outline.thread = set(outline), threading.get_native_id()  # as in `xsp.record.quiet`
                 collector.mute(True)
                 for difference in differences.values():
                     difference.time(difference.muted)
