@@ -197,6 +197,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
 )
 
+STEP_KIND = "CASE WHEN json_valid(attributes) THEN TRY_CAST(attributes ->> '$.step_kind' AS INTEGER) END"
+"""SQL of the kind of a step that an importer gave it: a number among `kinds` of run.json, an attribute of its span. In
+a run of xsp the table `loop` has the kinds."""
+
 MERGED_COLUMNS: tuple[Column, ...] = (
     Column("steps", "INTEGER", "timed steps that hold this span and in which its level is the deepest one recorded"),
     Column("raw_ns", "DOUBLE", "trimmed mean duration with all collectors on"),

@@ -166,53 +166,6 @@ def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them
     assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
 
 
-ENGINES = {
-    "vllm": ("execute_context_1(64)_generation_0(0)", "execute_context_0(0)_generation_8(8)",
-             "execute_context_1(64)_generation_8(8)"),
-    "vllm, detailed": ("execute_1024_context_1(sq1024sk1024sqsq1048576sqsk1048576)_generation_0(sq0sk0sqsq0sqsk0)",
-                       "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq8sk800sqsq8sqsk800)",
-                       "execute_1025_context_1(sq1024sk1024sqsq1sqsk1)_generation_1(sq1sk9sqsq1sqsk9)"),
-    "vllm, first": ("execute_new_1_cached_0", "execute_new_0_cached_8", "execute_new_1_cached_8"),
-    "sglang": ("step[EXTEND bs=1 toks=64]", "step[DECODE bs=8]", "step[MIXED bs=9 c=1 g=8]"),
-    "sglang, first": ("step[prefill bs=1 toks=64]", "step[decode bs=8]", "step[mixed bs=9 ext=64 dec=8]"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_annotated_steps_of_engines_are_the_steps_and_their_kinds_are_counted(tmp_path: Path, engine: str) -> None:
-    prefill, decode, mixed = ENGINES[engine]
-    events = []
-    for at, name in enumerate((prefill, decode, decode, mixed)):
-        events += [
-            box("user_annotation", name, 1000 * at, 900),
-            box("cuda_runtime", "cudaGraphLaunch", 1000 * at + 50, 40, correlation=at + 1),
-            work("kernel", "gemm", 1000 * at + 100, 600, correlation=at + 1),
-        ]
-    trace = load(tmp_path, *events)
-    assert told(trace, "SELECT name FROM spans WHERE kind = 'step' ORDER BY start_ns") == [
-        (name,) for name in (prefill, decode, decode, mixed)
-    ]
-    assert told(trace, "SELECT DISTINCT step FROM spans WHERE level = 70 ORDER BY step") == [(0,), (1,), (2,), (3,)]
-    notes = " ".join(map(str, trace.run["notes"]))
-    assert all(part in notes for part in ("2 decode, median 900 µs", "1 prefill, median", "1 mixed, median")), notes
-
-
-def test_a_step_of_an_engine_without_requests_is_idle(tmp_path: Path) -> None:
-    names = ("execute_context_0(0)_generation_0(0)", "step[idle]", "execute_context_0(0)_generation_8(8)")
-    trace = load(tmp_path, *(box("user_annotation", name, 1000 * at, 900) for at, name in enumerate(names)))
-    notes = " ".join(map(str, trace.run["notes"]))
-    assert "2 idle" in notes
-    assert "1 decode" in notes
-
-
-def test_annotations_of_an_engine_inside_steps_are_blocks(tmp_path: Path) -> None:
-    trace = load(
-        tmp_path,
-        box("user_annotation", "ProfilerStep#1", 0, 1000), box("user_annotation", "step[DECODE bs=8]", 10, 900),
-    )  # fmt: skip
-    assert told(trace, "SELECT name FROM spans WHERE kind = 'step'") == [("ProfilerStep#1",)]
-
-
 def test_operators_without_a_category_are_those_of_the_event_list(tmp_path: Path) -> None:
     from torch.autograd.profiler import profile
 

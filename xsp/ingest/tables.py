@@ -14,7 +14,7 @@ import duckdb
 from xsp import atomic, rundir, table
 from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
-from xsp.importers import contract
+from xsp.importers import contract, serving
 from xsp.importers.contract import Enricher, SourceInfo, TableImporter
 from xsp.ingest.jobs import RUNS, name_of, unique_names
 from xsp.ingest.write import with_notes
@@ -101,6 +101,8 @@ def _open_merged(
         for enricher_source, enricher in enrichers.items():
             with contract.check_values(enricher_source):
                 enricher.enrich(con, enricher_source, info.losses)
+        if "kinds" not in info.run and (kinds := serving.take_steps(con, info.losses)):
+            info.run["kinds"] = kinds
         if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
             info.run["rank"] = int(match.group(1))
         identity = _identity(source)
@@ -150,7 +152,9 @@ def _combine_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[P
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_name(run.rank or 0))
     parts = rundir.rank_parts(out)
-    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True})
+    first = min(runs.values(), key=lambda run: run.rank or 0)
+    kinds = {"kinds": first.content["kinds"]} if first.kinds else {}  # the same numbers on all ranks
+    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True, **kinds})
     rundir.write_run(out, job_run)
     job = rundir.read_job(out)
     segments = [segment for part in parts for segment in rundir.segments(part)]
