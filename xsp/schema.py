@@ -69,13 +69,14 @@ class Rule(str, enum.Enum):
     GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
     EXTERNAL = "external"  # the launch left no trace, but the source names the operator
     CAPTURE = "capture"  # device work of a replayed graph is of the layer in whose capture its node was made
+    ORDER = "order"  # work of a replayed graph is of the operator at its place in the capture, or in a step without it
     PROVENANCE = "provenance"  # a compiler fused it from several layers; this is the innermost around all of them
 
     def __str__(self) -> str:
         return self.value
 
 
-WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
+WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.ORDER, Rule.PROVENANCE)
 """Rules whose evidence makes a layer only an inferred one."""
 
 MAX_NESTING = 200

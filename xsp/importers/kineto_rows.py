@@ -9,7 +9,7 @@ import duckdb
 
 from xsp import table
 from xsp.cost.inputs import NO_TENSOR
-from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS
+from xsp.importers.contract import KERNEL_NAME, MAX_TIME_NS, RAW_COLUMNS
 from xsp.schema import Kind, Level
 
 CATEGORIES = {
@@ -222,7 +222,7 @@ _MODULES = f"""
     FROM portion WHERE sort = 'module'
 """
 
-_CALL = _Arguments(("correlation",))
+_CALL = _Arguments(("correlation", "kernel"))
 
 _RUNTIME = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name, {int(Level.RUNTIME)} AS level,
@@ -233,7 +233,9 @@ _RUNTIME = f"""
            nullif({_CALL.integer("correlation")}, 0) AS correlation_id,
            CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
                WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
-               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR END AS attributes
+               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR
+               WHEN {_CALL.text("kernel")} IS NOT NULL
+               THEN json_object('{KERNEL_NAME}', {_CALL.text("kernel")})::VARCHAR END AS attributes
     FROM {_CALL.rows("sort = 'runtime'")}
 """
 
@@ -271,6 +273,7 @@ def _launch_parameters(args: _Arguments) -> dict[str, str]:
         "warps_per_sm": args.text("warps per SM"),
         "context": args.text("context"),
         "graph": "CASE WHEN replayed THEN 'true' END",
+        "graph_node": f"CASE WHEN replayed THEN {args.text('graph node id')} END",
     }
 
 
