@@ -257,3 +257,13 @@ def test_a_module_that_launches_the_replay_stands_for_itself_in_the_capture(tmp_
         "WHERE s.name = 'ReLU_0' AND s.parent_rule = 'order'"
     ).fetchall()
     assert outer == "Net_0"
+
+
+def test_a_capture_that_records_one_more_call_than_the_graph_has_kernels_still_fits(tmp_path: Path) -> None:
+    made, capture = Made(), Made()
+    made.replay(KERNELS)
+    capture.eager([*MODEL, ("Net_1", "aten::copy_", "copy_kernel", [[1]])], captured=True)
+    capture.eager()
+    capture.replay(["another kernel"])
+    trace = xsp.load([made.write(tmp_path / "exec.json"), capture.write(tmp_path / "capture.json")])
+    assert plain(attributed(trace)) == OF_MODEL

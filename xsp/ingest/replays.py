@@ -5,8 +5,8 @@ captured (a trace that contains the capture names the kernel of each launch) and
 without a graph. So the names of a replay's kernels, in order, are looked for
 
 1. in the captures: consecutive replays of one step in consecutive captures, as many as possible at once;
-2. in the work that was launched one by one: if a replay occurs as often in one step as the same kernels in another one,
-   in this order, else anywhere.
+2. in the work that was launched one by one, and inside captures: if a replay occurs as often in one step as the same
+   kernels in another one, in this order, else anywhere.
 
 Where the source states the nodes of graphs, the order is also that of the nodes, which streams do not change.
 
@@ -87,12 +87,9 @@ class _Place(NamedTuple):
 
 
 def has_captures(con: duckdb.DuckDBPyConnection, spans: str) -> bool:
-    """Return whether a table of spans contains the capture of a graph and no replay: it is for another trace."""
-    ((captures, replays),) = con.execute(
-        f"SELECT count(*) FILTER (name LIKE '{CAPTURE_BEGINS}'), count(*) FILTER (name LIKE '{_REPLAYS}') "
-        f"FROM {spans} WHERE level = {int(Level.RUNTIME)}"
-    ).fetchall()
-    return bool(captures and not replays)
+    """Return whether a table of spans contains the capture of a graph."""
+    query = f"SELECT 1 FROM {spans} WHERE level = {int(Level.RUNTIME)} AND name LIKE '{CAPTURE_BEGINS}' LIMIT 1"
+    return bool(con.execute(query).fetchall())
 
 
 def attribute(con: duckdb.DuckDBPyConnection, losses: Losses, captures: Sequence[str] = ()) -> bool:
@@ -246,7 +243,8 @@ class _Search:
         self._capture_codes = [self._code(tuple(call.name for call in calls)) for calls in source.captures]
         for number, code in enumerate(self._capture_codes):
             self._by_code[code].append(number)
-        self._calls = [call for run in source.runs for call in [*run, _Call("", "")]]
+        # a capture may record a call for which a replay has no work: then part of it fits
+        self._calls = [call for run in [*source.runs, *source.captures] for call in [*run, _Call("", "")]]
         self._starts: dict[str, list[int]] = defaultdict(list)
         for position, call in enumerate(self._calls):
             self._starts[call.name].append(position)
@@ -397,7 +395,8 @@ _CHAINS = f"""
         SELECT span_id AS call, parent_id AS next_id, 0 AS distance FROM source_parents
         WHERE span_id IN (SELECT unnest(?::VARCHAR[])) AND level = {int(Level.RUNTIME)}
         UNION ALL
-        SELECT call, parent_id, distance + 1 FROM up JOIN source_parents ON span_id = next_id WHERE distance < {MAX_NESTING}
+        SELECT call, parent_id, distance + 1 FROM up JOIN source_parents ON span_id = next_id
+        WHERE distance < {MAX_NESTING}
     ), chains AS (
         SELECT call, distance, source_parents.* FROM up JOIN source_parents ON span_id = next_id WHERE {_IS_CALLER}
     )

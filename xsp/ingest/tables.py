@@ -152,8 +152,8 @@ def _import(
 def _join_captures(runs: Mapping[Path, Run]) -> dict[Path, Run]:
     """Return the runs without traces of captures of graphs, after these gave operators to the replays of the others.
 
-    A trace that contains captures and no replay is for the trace of its rank, or for all if they are of one rank. If
-    its kernels are not those of the replays, it stays a run of its own, and both have a note.
+    A trace that contains captures is for those of its rank that contain none, or for all if they are of one rank. If
+    its kernels are not those of the replays, it stays a run of its own, and a note says so.
     """
     con = table.connect()
     try:
@@ -161,6 +161,8 @@ def _join_captures(runs: Mapping[Path, Run]) -> dict[Path, Run]:
         captures = [folder for folder in runs if replays.has_captures(con, segments[folder])]
     finally:
         con.close()
+    if len(captures) == len(runs):
+        return dict(runs)
     joined = {folder: run for folder, run in runs.items() if folder not in captures}
     used: set[Path] = set()
     for folder, run in [*joined.items()]:
