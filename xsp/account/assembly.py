@@ -17,7 +17,7 @@ from xsp.account.course import course as of_course
 from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
-from xsp.account.windows import Window, windows
+from xsp.account.windows import Window, step_kinds, windows
 from xsp.schema import Kind, Level
 from xsp.store import overlap, strata
 from xsp.store.iterations import SHORT_NS, WARM_UP_STEPS, Iteration, iterations
@@ -40,17 +40,18 @@ MIN_SEEN_SHARE = 0.5
 def of(trace: Trace) -> Account:
     """Return the account of a trace, computed anew; see `xsp.account.of`."""
     loop = iterations(trace)
-    by_rank: dict[int, list[Window]] = {}
-    for window in windows(trace):
-        by_rank.setdefault(window.rank, []).append(window)
+    by_rank = _by_rank(windows(trace))
     doubts = tuple(plausibility.doubts(trace))
     believes_devices = not any("busy" in doubt.forbids for doubt in doubts)
     in_collectives = ranks.collectives(trace)
     found: list[Iterations] = []
     for rank, recorded in sorted(by_rank.items()):
-        kind = trace.kind if rank == trace.rank else _main_kind(loop, rank)
+        own = rank == trace.rank or recorded[0].kind is not None
+        kind = trace.kind if own else _main_kind(loop, rank)
         measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
         found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices, in_collectives.get(rank)))
+    found += _of_other_kinds(trace, believes_devices, in_collectives)
+    found = _with_shares(found) if step_kinds(trace) else found
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
     on_threads = overlap.threads(trace.con)
@@ -69,6 +70,36 @@ def of(trace: Trace) -> Account:
         all(run.steps is None or run.steps.found for run in trace.run.rank_runs),
     )
     return replace(account, violations=tuple(violations(account)))
+
+
+def _by_rank(recorded: Sequence[Window]) -> dict[int, list[Window]]:
+    found: dict[int, list[Window]] = {}
+    for window in recorded:
+        found.setdefault(window.rank, []).append(window)
+    return found
+
+
+def _of_other_kinds(
+    trace: Trace, believes_devices: bool, in_collectives: Mapping[int, Collectives]
+) -> list[Iterations]:
+    """Return the accounts of the kinds that an importer gave to steps, without that of the trace's figures."""
+    return [
+        _of_rank(trace, rank, kind, recorded, None, believes_devices, in_collectives.get(rank))
+        for kind in step_kinds(trace)
+        if kind != trace.kind
+        for rank, recorded in sorted(_by_rank(windows(trace, kind)).items())
+    ]
+
+
+def _with_shares(found: Sequence[Iterations]) -> list[Iterations]:
+    """Return accounts with the share of each kind in the recorded time of its rank."""
+    whole: dict[int, float] = {}
+    for each in found:
+        whole[each.rank] = whole.get(each.rank, 0.0) + each.count * (each.time.ms or 0.0)
+    return [
+        replace(each, share=each.count * (each.time.ms or 0.0) / whole[each.rank] if whole[each.rank] else 0.0)
+        for each in found
+    ]
 
 
 def _with_course(trace: Trace, each: Iterations) -> Iterations:

@@ -47,6 +47,10 @@ OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
+KERNEL_NAME = "kernel"
+"""Attribute of a launch call: the name of the kernel, where the source states it. A call that a graph records has no
+device work that would."""
+
 GZIP = b"\x1f\x8b"
 _TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
 """Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""

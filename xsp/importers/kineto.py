@@ -49,7 +49,8 @@ class Kineto(TableImporter):
         base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
         if frames := kineto_whole.long_frames(con, base_ns - rows.base_ns):
             run["frames"] = frames
-        kineto_whole.finish(con, base_ns - rows.base_ns, losses)
+        if kinds := kineto_whole.finish(con, base_ns - rows.base_ns, losses):
+            run["kinds"] = kinds
         losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
         if not losses.spans:
             raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
