@@ -353,6 +353,9 @@ class Run(Fields):
     frames: tuple[Frame, ...] = ()
     received: Received | None = None
     backend: str | None = None
+    framework: str | None = None
+    """Framework of the program; None if it is PyTorch, or not known. See `xsp.frameworks`."""
+
     profiler: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     sides: Mapping[str, str] = field(default_factory=dict)

@@ -154,10 +154,10 @@ def test_devices_launches_and_steps_of_jax_are_told(con: duckdb.DuckDBPyConnecti
         "SELECT kind, name, device, stream, thread, correlation_id FROM raw_spans ORDER BY number"
     ).fetchall()
     assert rows == [
-        ("kernel", "fusion", 1, 14, None, 12),
-        ("copy", "MemcpyH2D", 1, 14, None, 13),
         ("step", "train", None, None, 9, None),
         ("launch", "cuLaunchKernel", None, None, 9, 12),
+        ("kernel", "fusion", 1, 14, None, 12),
+        ("copy", "MemcpyH2D", 1, 14, None, 13),
     ]
     assert info.losses.skipped == {"projections of host spans onto the device": 1}
 

@@ -24,7 +24,9 @@ from xsp.store import merge
 
 _RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
-_SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
+_SUFFIXES = re.compile(
+    r"(\.(json|jsonl|gz|sqlite|db|rpd|trace|pt|pb|xplane|hatchet|pftrace|perfetto-trace))+$", re.IGNORECASE
+)
 
 MEMORY = "500MB"
 """Memory limit of the engine; it spills the rest to the disk."""
