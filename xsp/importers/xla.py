@@ -17,6 +17,7 @@ Other lines of a device repeat work of its streams, under the names of modules, 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -43,6 +44,7 @@ PLANE = r"^/(device:[A-Z]+:\d|host:)"
 _DEVICE = r"^/device:[A-Z]+:(\d{1,4})\b"
 _MAX_DEVICES = 1024
 _LIMIT = 1 << 62
+_BATCH = 1 << 15
 
 
 def device_of(plane: str) -> int | None:
@@ -57,8 +59,10 @@ def create(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def insert(con: duckdb.DuckDBPyConnection, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Append rows to `xla_events`."""
-    table.insert(con, "xla_events", rows, _columns())
+    """Append rows to `xla_events`, some at a time."""
+    remaining = iter(rows)
+    while batch := list(itertools.islice(remaining, _BATCH)):
+        table.insert(con, "xla_events", batch, _columns())
 
 
 def _columns() -> list[Column]:
