@@ -16,6 +16,13 @@ from xsp.store.trace import Trace
 Table = duckdb.DuckDBPyRelation
 
 
+SUMS = frozenset(
+    {"health", "kernel-classes", "tensor-cores", "attention", "fusible", "A8", "A9", "A10", "A11", "A14", "modules",
+     "module-classes", "ops"}
+)  # fmt: skip
+"""Analyses that only add up durations: they also answer for a profile that has no moments."""
+
+
 @dataclass(frozen=True)
 class Analysis:
     """A named question, and the function that answers it from a trace."""
@@ -47,6 +54,11 @@ class Analysis:
 
     def refusal(self, trace: Trace) -> str | None:
         """Return why the analysis cannot run on this trace, or None if it can."""
+        if trace.run.timeline is False and self.id not in SUMS:
+            return (
+                f"{self.id} ({self.title}) needs to know when spans ran, and {trace.name!r} has sums by place "
+                "without a timeline; `ops` and `kernel-classes` answer"
+            )
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)

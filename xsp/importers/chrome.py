@@ -15,7 +15,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers import traceevents, xla
+from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
@@ -42,7 +42,7 @@ class Chrome(TableImporter):
         """Return whether the file is JSON with trace events not from PyTorch, or Perfetto's binary format."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
-        return (events and not is_kineto(head)) or _is_protobuf(head, source)
+        return (events and not is_kineto(head) and not proton.is_timeline(head)) or _is_protobuf(head, source)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
         """Make the table `raw_spans`, see `TableImporter.fill`.
