@@ -203,14 +203,6 @@ def test_what_others_read_is_left_to_them(head: bytes) -> None:
     assert not Chrome().recognises(head, "a.json")
 
 
-def test_perfettos_binary_format_is_refused_with_what_to_do(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    path = tmp_path / "a trace.bin"
-    path.write_bytes(b"\x0a\x06\x18\x01\x50\x02\x08\x00")
-    assert Chrome().recognises(path.read_bytes(), str(path))
-    with pytest.raises(TraceError, match=r"traceconv json 'a trace\.bin' trace\.json"):
-        Chrome().fill(con, str(path))
-
-
 @pytest.mark.parametrize(
     "content", ['{"traceEvents": [{"ph": "X", oops}]}', '{"traceEvents": [{"ph": "X"', '{"traceEvents": 7}']
 )

@@ -126,7 +126,9 @@ def test_a_damaged_file_is_one_error(tmp_path: Path, content: str, reason: str) 
         xsp.load(path)
 
 
-ODD: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 2**63, 1e308, float("nan"), "", "x", [], {}, [[]], {"a": 1}])
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 2**63, 1e308, float("nan"), "", "x", [], {}, [[]], {"a": 1}]
+)
 BYTES = st.lists(
     st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "end"]), st.binary(min_size=1, max_size=8)),
     min_size=1,

@@ -8,22 +8,14 @@ and machines.
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-
 import duckdb
 
 from xsp import table
-from xsp.errors import TraceError
 from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.schema import Kind, Level
-
-PROTOBUF = (".pftrace", ".perfetto-trace")
-_FIRST_FIELDS = (0x18, 0x32, 0x40, 0x50, 0x8A)
-"""First bytes of Perfetto's packets; no OTLP message begins with one of them."""
 
 NOT_SPANS = {
     "i": "instants", "I": "instants", "R": "instants", "n": "instants", "T": "instants", "p": "instants",
@@ -39,45 +31,44 @@ class Chrome(TableImporter):
     name = "chrome"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether the file is JSON with trace events not from PyTorch, or Perfetto's binary format."""
+        """Return whether the file is JSON with trace events of neither PyTorch nor Proton."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
-        return (events and not is_kineto(head) and not proton.is_timeline(head)) or _is_protobuf(head, source)
+        return events and not is_kineto(head) and not proton.is_timeline(head)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
         """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: the file is in Perfetto's binary format, or cannot be read.
+            TraceError: the file cannot be read.
         """
-        with open(source, "rb") as file:
-            if _is_protobuf(file.read(64), source):
-                raise TraceError(
-                    f"{source}: is in Perfetto's binary format, which xsp does not read; convert it first: "
-                    f"traceconv json {shlex.quote(Path(source).name)} trace.json"
-                )
         envelope = traceevents.read(con, source, _Events())
-        if con.execute(_FROM_TORCH).fetchall():
+        if con.execute(FROM_TORCH).fetchall():
             con.execute("DROP TABLE events")  # as large as the file, and not needed any more
             return Kineto().fill(con, source)
         losses = Losses(self.name)
         if envelope.is_unclosed:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        _count(con, losses)
-        if con.execute(_FROM_XLA).fetchall():
-            return _from_xla(con, source, losses)
-        _fill(con, losses)
-        devices = con.execute("SELECT DISTINCT device FROM raw_spans WHERE device IS NOT NULL").fetchall()
-        return SourceInfo({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
+        return interpret(con, source, losses)
 
 
-def _is_protobuf(head: bytes, source: str) -> bool:
-    """Return whether a file is Perfetto's binary format, by its first packet or by its name."""
-    if head[:1] != b"\x0a":
-        return False
-    length = next((index for index in range(1, 6) if head[index : index + 1] < b"\x80"), 5)
-    first = head[length + 1 : length + 2]
-    return source.lower().endswith(PROTOBUF) or (bool(first) and first[0] in _FIRST_FIELDS)
+def interpret(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> SourceInfo:
+    """Make the table `raw_spans` from trace events, and drop their table.
+
+    Args:
+        con: holds the table `events`, with the columns of `traceevents.Events` and arguments as `ARGS` gives them.
+        source: path of the file, for errors.
+        losses: counts what is left out.
+
+    Raises:
+        TraceError: it is from XLA's profiler, and holds no event.
+    """
+    _count(con, losses)
+    if con.execute(_FROM_XLA).fetchall():
+        return _from_xla(con, source, losses)
+    _fill(con, losses)
+    devices = con.execute("SELECT DISTINCT device FROM raw_spans WHERE device IS NOT NULL").fetchall()
+    return SourceInfo({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
 
 
 # --- arguments --------------------------------------------------------------------------------------------
@@ -87,7 +78,7 @@ def _argument(name: str) -> str:
     return f"args ->> {table.literal(f'$.{name}')}"
 
 
-_ARGS = f"""
+ARGS = f"""
     CASE WHEN ph IN ('X', 'M') THEN {{
         'name': substr({_argument("name")}, 1, 1024), 'step': TRY_CAST({_argument("step_num")} AS BIGINT),
         'correlation': TRY_CAST({_argument("correlation_id")} AS BIGINT),
@@ -102,10 +93,10 @@ _ARGS = f"""
 
 
 class _Events(traceevents.Events):
-    args = _ARGS
+    args = ARGS
 
 
-_FROM_TORCH = f"""
+FROM_TORCH = f"""
     SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (
         {
     ", ".join(
@@ -156,7 +147,7 @@ def _from_xla(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> So
     xla.create(con)
     con.execute(f"INSERT INTO xla_events BY NAME {_XLA_EVENTS}")
     con.execute("DROP TABLE events")
-    run = xla.fill(con, source, losses, Chrome.name)
+    run = xla.fill(con, source, losses, losses.importer)
     devices = [device for (owner,) in owners if owner and (device := xla.device_of(owner)) is not None]
     return SourceInfo({**run, "machine": {"devices": ["unknown"] * (max(devices, default=-1) + 1)}}, losses)
 
@@ -186,7 +177,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     table.create(con, "raw_spans", RAW_COLUMNS)
-    for name, query in {"chrome_threads": _THREADS, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
+    for name, query in {"chrome_threads": _THREADS, "chrome_pairs": PAIRS, "chrome_async": _ASYNC}.items():
         con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
     for part in (_COMPLETE, _PAIRED, _PAIRED_ASYNC):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
@@ -283,7 +274,7 @@ def _brackets(begin_phases: str, end_phases: str, line: str) -> str:
     """
 
 
-_PAIRS = _brackets("'B'", "'E'", "pid, tid")
+PAIRS = _brackets("'B'", "'E'", "pid, tid")
 _ASYNC = _brackets("'b', 'S'", "'e', 'F'", "pid, cat, id, name, CASE WHEN id IS NULL THEN number END")
 """Asynchronous spans of one id and one name nest; without an id, no end belongs to a begin."""
 

@@ -113,7 +113,7 @@ def _read(source: str) -> bytes:
 def _of_tree(document: Any, losses: Losses) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the run and the rows of a tree of frames."""
     roots = [entry for entry in document if "frame" in entry]
-    described = next((entry for entry in document if "frame" not in entry), {})
+    described: Mapping[str, Any] = next((entry for entry in document if "frame" not in entry), {})
     calls = sum(_calls(node) for node in _nodes(roots))
     if split := calls <= MAX_CALLS:
         losses.note("calls of a kernel from the same place have the same time, the mean: the file has their sum")

@@ -185,7 +185,7 @@ _LINES = rf"""
                CASE WHEN number < {_MAX_DEVICES} THEN number END AS device,
                coalesce(TRY_CAST(nullif(regexp_extract(any_value(line_name), '#(\d+)', 1), '') AS BIGINT), line, 0)
                AS stream,
-               device IS NULL AND starts_with(plane, '/device:') AS is_other,
+               starts_with(plane, '/device:') AND NOT regexp_matches(plane, '^/device:[A-Z]+:\d') AS is_other,
                coalesce(bool_or(bool_or(starts_with(line_name, 'Stream'))) OVER (PARTITION BY process, plane), false)
                AS has_streams
         FROM xla_events GROUP BY process, plane, line
