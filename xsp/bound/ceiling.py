@@ -71,16 +71,20 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
         return "bytes unknown"
     if flops is None:
         return "FLOPs unknown"
-    seconds = traffic / ceiling.bandwidth(traffic)
-    if flops:
-        kind = precision or precision_of(node)
-        if kind is None:
-            return "precision unknown"
-        peak = ceiling.peak(kind)
-        if peak is None:
-            return f"the peak rate in {kind} is unknown"
-        seconds = max(seconds, flops / peak)
-    return seconds * 1e9
+    seconds = compute_seconds(node, ceiling, precision)
+    return seconds if isinstance(seconds, str) else max(seconds, traffic / ceiling.bandwidth(traffic)) * 1e9
+
+
+def compute_seconds(node: Node, ceiling: Ceiling, precision: str | None = None) -> float | str:
+    """Return the minimum seconds of the operations of a node, without its bytes; a reason if they are unknown."""
+    flops = work.flops_of(node)
+    if not flops:
+        return "FLOPs unknown" if flops is None else 0.0
+    kind = precision or precision_of(node)
+    if kind is None:
+        return "precision unknown"
+    peak = ceiling.peak(kind)
+    return f"the peak rate in {kind} is unknown" if peak is None else flops / peak
 
 
 def precision_of(node: Node) -> str | None:
