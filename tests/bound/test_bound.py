@@ -216,6 +216,20 @@ def test_a_ceiling_above_what_was_timed_is_neither_drawn_nor_subtracted(filled: 
     assert "not valid" in " ".join(text.page(found, "chain.json").split())
 
 
+def test_ceilings_that_are_not_valid_are_measured_again_where_time_may_be_spent(
+    filled: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    higher = Ceiling(cpu_model() or "cpu", {"fp32": 1e13}, {}, 1e12, "measured: again")
+    monkeypatch.setattr(ceilings, "measure", lambda processor: [higher])
+    monkeypatch.setattr("xsp.bound.sources._fill", lambda *_: [])
+    known = filled(chain(), linear=100_000.0, relu=10_000.0)
+    assert xsp.bound.of(chain(), timings=known, threads=2).rungs["ceiling"].sequential is None
+    found = xsp.bound.of(chain(), timings=known, threads=2, fill=1)
+    assert found.rungs["ceiling"].sequential == pytest.approx(2 * 48 + 8, rel=0.01)  # ns, by bytes
+    assert "ceiling" not in found.absent
+    assert xsp.bound.of(chain(), timings=known, threads=2).rungs["ceiling"].sequential is not None
+
+
 def test_a_layer_that_is_faster_than_its_ceiling_has_none() -> None:
     times = {Rung.CEILING: [Figure(200.0), Figure(1.0)], Rung.BEST: [Figure(100.0), Figure(150.0)]}
     figures = {rung.value: tuple(known) for rung, known in times.items()}

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 FOREIGN = "timings are of this processor"
 """Reason why there are no timings for another device."""
 
+MOST_REMEASUREMENTS = 2
+"""How often ceilings that are not valid are measured again: other work lowers them, and the highest rates count."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -114,6 +117,7 @@ def of(
         check(graph)
     parts = _Parts(graph, loaded, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     if loaded is not None:
         _add_trace(parts, loaded, calls)
     ceiling = _ceiling(parts, device, fill is not None)
@@ -132,6 +136,10 @@ def of(
             _mark_absent(parts, rung, reason)
     else:
         _timed_totals(parts, stored, granularity, _threads(threads, loaded))
+    is_local = device is None and (loaded is None or not loaded.run.machine.ceilings)
+    for _ in range(MOST_REMEASUREMENTS if fill is not None and stored is not None and is_local else 0):
+        if "not valid" in (_invalid_ceiling(parts) or ""):
+            _ceilings(parts, roof.of_machine(may_measure=True, again=True))
     return _finish(parts)
 
 
@@ -382,8 +390,6 @@ def _finish(parts: _Parts) -> Bound:
         parts.rungs[Rung.IN_PLACE.value] = total
         if total.sequential is None:
             parts.absent[Rung.IN_PLACE.value] = "no call is in the trace"
-    if Rung.MEASURED.value not in parts.rungs:
-        _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     parts.settings.pop("tensor_cores", None)
     draft = Bound(
         graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.is_computing, (), (), ()
@@ -425,7 +431,7 @@ def _invalid_ceiling(parts: _Parts) -> str | None:
     floor = parts.figures.get(Rung.CEILING.value)
     if floor is None:
         return None
-    was_measured = parts.settings["ceilings"]["source"] == "measured"
+    was_measured = parts.settings["ceilings"]["source"].startswith("measured")
     cause = (
         "the machine was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
         if was_measured
