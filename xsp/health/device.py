@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from xsp import account
+from xsp import account, frameworks
 from xsp.device.kernelnames import MATRIX
 from xsp.health.finding import Finding, Severity
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, PYTHON_FRAMES
@@ -185,7 +185,9 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
     ns_by_grade: Mapping[str, int] = dict(rows)
     if not trace.con.execute(f"SELECT 1 FROM spans WHERE level = {int(Level.LAYER)} LIMIT 1").fetchall():
         text = "no layer was recorded: device work is known by operator only (torch.profiler: with_modules, with_stack)"
-        yield Finding(Severity.NOTE, "layers", text, "B")
+        yield Finding(
+            Severity.NOTE, "layers", frameworks.in_words_of(trace.run.framework, text) or text.partition(" (")[0], "B"
+        )
         return
     shares = {grade: ns_by_grade.get(grade.value, 0) / max(work.ns, 1) for grade in Grade}
     text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {grade}" for grade, share in shares.items())

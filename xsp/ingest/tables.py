@@ -26,7 +26,9 @@ from xsp.store import merge
 
 _RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
-_SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
+_SUFFIXES = re.compile(
+    r"(\.(json|jsonl|gz|sqlite|db|rpd|trace|pt|pb|xplane|hatchet|pftrace|perfetto-trace))+$", re.IGNORECASE
+)
 
 MEMORY = "500MB"
 """Memory limit of the engine; it spills the rest to the disk."""
@@ -110,6 +112,12 @@ def _open_merged(
             info.run["kinds"] = kinds
         if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
             info.run["rank"] = int(match.group(1))
+        if table.has_table(con, contract.SAMPLES):
+            con.execute(
+                f"CREATE TABLE samples AS SELECT * REPLACE (?::INTEGER AS rank) FROM {contract.SAMPLES}",
+                [int(info.run.get("rank", 0))],
+            )
+            con.execute(f"DROP TABLE {contract.SAMPLES}")
         identity = _identity(source)
         if info.losses.spans > MAX_SPANS_IN_MEMORY:
             con.execute(
@@ -141,6 +149,9 @@ def _import(
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))
             table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+            if table.has_table(con, "samples"):
+                rundir.portion(out, 0).parent.mkdir()
+                table.write_parquet(con, "samples", rundir.portion(out, 0))
         except (duckdb.IOException, OSError) as error:
             raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
