@@ -4,7 +4,8 @@ A replay launches its kernels with one call, in no operator. The same kernels ru
 captured (a trace that contains the capture names the kernel of each launch) and in each step that runs the same code
 without a graph. So the names of a replay's kernels, in order, are looked for
 
-1. in the captures: consecutive replays of one step in consecutive captures, as many as possible at once;
+1. in the captures: consecutive replays of one step in consecutive captures, as many as possible at once, up to one of a
+   part of the model that is among them already: it was captured again, for another size;
 2. in the work that was launched one by one, and inside captures: if a replay occurs as often in one step as the same
    kernels in another one, in this order, else anywhere.
 
@@ -253,6 +254,7 @@ class _Search:
         for position, call in enumerate(self._calls):
             self._starts[call.name].append(position)
         self._chains: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {}
+        self._parts: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._in_order: dict[tuple[int, ...], tuple[int, list[_Place]]] = {}
         self._in_order_of_steps: dict[tuple[tuple[str, ...], int, int], list[_Place]] = {}
         self._compared: dict[tuple[int, int | None], tuple[Sequence[_Call], bool, bool] | None] = {}
@@ -315,13 +317,15 @@ class _Search:
         count = 1
         places: list[_Place] = []
         for start in self._by_code.get(codes[first], []):
-            length = 1
+            length, parts = 1, {self._part(start)}
             while (
                 first + length < len(codes)
                 and length < MAX_CAPTURES
                 and start + length < len(self._capture_codes)
                 and self._capture_codes[start + length] == codes[first + length]
+                and self._part(start + length) not in parts
             ):
+                parts.add(self._part(start + length))
                 length += 1
             if length > count:
                 count, places = length, []
@@ -330,6 +334,17 @@ class _Search:
                 places.append(_Place(calls, self._sizes[start]))
         self._in_order[key] = count, places
         return count, places
+
+    def _part(self, capture: int) -> tuple[tuple[str, ...], ...]:
+        """Return the operators and modules of the first call of a capture: which part of the model it is."""
+        if capture not in self._parts:
+            firsts = [calls[0].span for calls in self._captures if calls]
+            self._read_chains(firsts)
+            self._parts = {
+                number: self._chains[calls[0].span][:2] if calls else ((), ())
+                for number, calls in enumerate(self._captures)
+            }
+        return self._parts[capture]
 
     def _in_steps(self, names: tuple[str, ...], number: int, count: int) -> list[_Place]:
         """Return where calls have these names: in a step that has them `count` times, only the one of this number."""
