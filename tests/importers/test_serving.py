@@ -17,7 +17,7 @@ from xsp.account.kinds import kinds
 from xsp.errors import UsageError
 from xsp.importers.serving import Annotation, parse
 from xsp.ingest import sources
-from xsp.report import firstscreen
+from xsp.report import firstscreen, loop
 from xsp.store.trace import Trace
 
 FORMS = {
@@ -195,3 +195,12 @@ def test_nvtx_ranges_of_an_engine_are_its_steps(tmp_path: Path) -> None:
     trace = xsp.load(small_traces.nsys(tmp_path / "t.sqlite", tables))
     rows = xsp.analyses.kinds_of_steps(trace).select("name, iterations, requests").fetchall()
     assert sorted(rows) == [("decode", 1, 8.0), ("prefill", 1, 1.0)]
+
+
+def test_the_page_of_a_trace_has_each_kind(tmp_path: Path) -> None:
+    path = served(tmp_path / "t.json", SYNCHRONOUS)
+    traces = loop.load(path)
+    assert [trace.kind for trace in traces] == [0, 1]
+    data = loop.kinds_data(traces[0], traces)
+    assert [(entry["name"], round(entry["percent"])) for entry in data["shown"]] == [("prefill", 57), ("decode", 43)]
+    assert data["others"] == []
