@@ -16,13 +16,12 @@ from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, SourceInfo, TableImporter
+from xsp.ingest import ranks
 from xsp.ingest.jobs import RUNS, name_of, unique_names
 from xsp.ingest.write import with_notes
 from xsp.run import RANKS, Run
 from xsp.schema import Level
 from xsp.store import merge
-
-_RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
 _SUFFIXES = re.compile(
     r"(\.(json|jsonl|gz|sqlite|db|rpd|trace|pt|pb|xplane|hatchet|pftrace|perfetto-trace))+$", re.IGNORECASE
@@ -103,8 +102,8 @@ def _open_merged(
         for enricher_source, enricher in enrichers.items():
             with contract.check_values(enricher_source):
                 enricher.enrich(con, enricher_source, info.losses)
-        if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
-            info.run["rank"] = int(match.group(1))
+        if "rank" not in info.run and (rank := ranks.rank_in_name(Path(source).name)) is not None:
+            info.run["rank"] = rank
         if table.has_table(con, contract.SAMPLES):
             con.execute(
                 f"CREATE TABLE samples AS SELECT * REPLACE (?::INTEGER AS rank) FROM {contract.SAMPLES}",
