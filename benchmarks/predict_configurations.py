@@ -9,6 +9,7 @@ new order; its time is the minimum of the medians of its turns, since other proc
 its baselines are evaluated on groups left out:
 
     python benchmarks/predict_configurations.py --out turns.jsonl --seconds 540     repeat until all is measured
+    python benchmarks/predict_configurations.py --table results/predict_configurations.json    evaluate that table again
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -79,7 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="where turns are kept (default: nowhere)")
     parser.add_argument("--seconds", type=float, default=3000, help="time limit of this run (default: 3000)")
     parser.add_argument("--count", type=int, help=f"number of configurations (default: {COUNT}, quick: {COUNT_QUICK})")
+    parser.add_argument(
+        "--table", type=Path, help="a saved result, whose table is evaluated again; nothing is measured"
+    )
     options = turns.parse(parser, arguments)
+    if options.table is not None:
+        saved = json.loads(options.table.read_text(encoding="utf-8"))
+        report = judge(saved["data"]["table"], options)
+        report.notes.append(f"The rows were measured on {saved['data'].get('measured', saved['date'])}.")
+        report.data["measured"] = saved["data"].get("measured", saved["date"])
+        report.finish(options)
+        return
     configurations = draw_configurations(options.count or (COUNT_QUICK if options.quick else COUNT), options.seed)
     try:
         rows = measure_turns(configurations, options)
@@ -91,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{len(rows)} of {options.rounds * len(configurations)} turns: run it again to continue in {options.out}"
         )
         return
-    judge(configurations, rows, options).finish(options)
+    judge(tabulate(configurations, rows), options).finish(options)
 
 
 def draw_configurations(count: int, seed: int) -> list[dict[str, Any]]:
@@ -298,13 +309,8 @@ def build(configuration: dict[str, Any]) -> tuple[Any, Any, Any]:
     return net, batch, lambda out: nn.functional.cross_entropy(out, classes)
 
 
-def judge(
-    selection: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], options: argparse.Namespace
-) -> turns.Report:
-    """Report the errors of the model and its baselines on groups of configurations left out."""
-    from xsp.errors import UsageError
-    from xsp.predict import configurations, crossvalidation
-
+def tabulate(selection: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each configuration: its factors, its work, and the minimum of its turns."""
     table = []
     for configuration in selection:
         config_rows = [row for row in rows if row["key"] == json.dumps(configuration)]
@@ -312,6 +318,14 @@ def judge(
         table.append({**configuration, **{name: config_rows[0][name] for name in WORK},
                       CROWDED: "yes" if crowded else "no",
                       "step_s": min(row["step_s"] for row in config_rows)})  # fmt: skip
+    return table
+
+
+def judge(table: Sequence[dict[str, Any]], options: argparse.Namespace) -> turns.Report:
+    """Report the errors of the model and its baselines on groups of configurations left out."""
+    from xsp.errors import UsageError
+    from xsp.predict import configurations, crossvalidation
+
     title = f"Errors on held-out configurations of {len(table)} recorded ones, and beyond the learned batch sizes"
     report = turns.Report("predict_configurations", title, ("form", "model", "held out, %", "median, %", "beyond, %"))
     for name, (intrinsic, extrinsic, split_factor) in FORMS.items():
@@ -340,7 +354,9 @@ def judge(
             if generic is None
             else f"{100 * generic:.1f} %, goal at most 10 %: {'met' if generic <= 0.1 else 'missed'}"
         )
-        report.notes.append(f"{name}: generic {text}; offered: {evaluation.offered_model}.")
+        report.notes.append(
+            f"{name}: generic {text}; offered: {evaluation.offered_model}; {len(evaluation.outliers)} outliers."
+        )
         for scope, errors in (
             ("held out", {model_error.model: model_error.mean for model_error in evaluation.errors}),
             ("beyond", extrapolation),
@@ -352,12 +368,48 @@ def judge(
                     f"{name}, {scope}: generic {100 * errors[crossvalidation.GENERIC]:.1f} %, best baseline ({best}) "
                     f"{100 * baselines[best]:.1f} %."
                 )
-    report.notes += _notes_on_rows(table, options.seed)
+    report.notes += [*_notes_on_rows(table, options.seed), *_notes_by_kind(table, options.seed)]
     report.data["table"] = table
     return report
 
 
-def _notes_on_rows(table: list[dict[str, Any]], seed: int) -> list[str]:
+KINDS_OF_ROWS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    **{f"{kind}s": lambda row, kind=kind: row["kind"] == kind for kind in GRID},
+    "one process": lambda row: row["processes"] == 1,
+    "two processes, not more threads than cores": lambda row: row["processes"] == 2 and row[CROWDED] == "no",
+    "more threads than cores": lambda row: row[CROWDED] == "yes",
+    "steps below 1 ms": lambda row: row["step_s"] < 1e-3,
+    "steps above 10 ms": lambda row: row["step_s"] > 1e-2,
+}
+
+
+def _notes_by_kind(table: Sequence[dict[str, Any]], seed: int) -> list[str]:
+    """Return the errors of each kind of row, held out from one model of all rows by what is computed."""
+    import numpy as np
+
+    from xsp.predict import configurations, crossvalidation, generic
+
+    intrinsic, extrinsic, split_factor = FORMS["what is computed"]
+    data = configurations.of_rows(table, "step_s", factors=(*intrinsic, *extrinsic))
+    split = crossvalidation.split_of(data, intrinsic, extrinsic, split_factor)
+    errors = {name: np.full(len(data), np.nan) for name in (crossvalidation.GENERIC, "ridge")}
+    for training_rows, heldout_rows in generic.folds(data.groups, crossvalidation.FOLDS, seed):
+        models = crossvalidation.train_models(data.take(training_rows), split, seed)
+        heldout = data.take(heldout_rows)
+        for name, figures in errors.items():
+            figures[heldout_rows] = models[name](heldout.values) / heldout.seconds - 1
+    notes = []
+    for what, is_of_kind in KINDS_OF_ROWS.items():
+        chosen = np.array([is_of_kind(row) for row in table])
+        parts = [
+            f"{name} {100 * np.abs(figures[chosen]).mean():.0f} % (median {100 * np.median(figures[chosen]):+.0f} %)"
+            for name, figures in errors.items()
+        ]
+        notes.append(f"Of {chosen.sum()} rows, {what}: {', '.join(parts)}.")
+    return notes
+
+
+def _notes_on_rows(table: Sequence[dict[str, Any]], seed: int) -> list[str]:
     """Return the errors by what is computed if only some rows are there: which rows make them large."""
     from xsp.errors import UsageError
     from xsp.predict import configurations, crossvalidation

@@ -1,6 +1,6 @@
 """Does the interval of `xsp predict --link measured` contain the measured step in nine of ten repetitions?
 
-Each repetition times the collectives of two gloo ranks of this machine again (earlier timings are kept, and their
+Each repetition times the collectives of two gloo ranks of this machine again (the mean of all is used, and their
 differences are part of the interval), records a process without communication, predicts the step on two ranks, and
 measures it on two real ranks without xsp, for two models in turns. `--out DIR --seconds N` continues what is there.
 Timings of collectives that other processes disturb are taken again, as always; the recorded and the measured steps are
@@ -14,6 +14,7 @@ import os
 import time
 from pathlib import Path
 
+import predict_ddp
 from parts import ddp_cases, quiet, turns
 
 import xsp
@@ -24,7 +25,7 @@ from xsp.predict.training import Job
 
 CASES = (("mlp-narrow", 32), ("autoencoder", 32))
 GOAL = 0.9
-CALIBRATION_S = 60.0
+CALIBRATION_S = 20.0
 COLUMNS = (
     "model, batch", "repetitions", "within the interval", "above it", "half width", "error, mean abs.",
     "cores used by others",
@@ -40,11 +41,11 @@ def repeat(folder: Path, timings: Timings, number: int, steps: int) -> dict[str,
     begin_s, others_s = time.perf_counter(), quiet.other_cpu_s()
     case = ddp_cases.measure_case(name, batch, steps, 1, run)
     others = (quiet.other_cpu_s() - others_s) / (time.perf_counter() - begin_s) / (os.cpu_count() or 1)
-    step, link = recorded.of(xsp.load(run)), measured.of(timings, 1)
-    (point,) = scaling.of(step, Job(1, link), (2,)).points
+    link = measured.of(timings, 1)
+    (point,) = scaling.of(recorded.of(xsp.load(run)), Job(1, link), (2,)).points
     return {
-        "model": f"{name}, {batch}", "predicted_s": point.predicted.step, "low_s": point.low, "high_s": point.high,
-        "measured_s": case["ddp"]["step"], "calibrations": measured.drift_of(timings, 1).calibrations,
+        **predict_ddp.evaluate(timings, 2, name, batch, case, run), "model": f"{name}, {batch}",
+        "low_s": point.low, "high_s": point.high, "calibrations": measured.drift_of(timings, 1).calibrations,
         "others": others,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Any
 from xsp import processes
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
-FAMILIES = "all_reduce,together-product,together-copy,beside"
+FAMILIES = "all_reduce,together-product,together-copy,beside,after"
 LIMIT_S = 240.0
 """Timeout for one worker process."""
 

@@ -175,7 +175,7 @@ def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
     assert found.rungs["as_run"].sequential == 510_000
     assert found.rungs["as_run"].half_ns == pytest.approx((20**2 + 10**2) ** 0.5)
     assert [(each.name, each.ns) for each in found.differences] == [
-        ("kernel efficiency", 42_000), ("choice of algorithm", 60_000)
+        ("intermediate results", 8_000), ("kernel efficiency", 42_000), ("choice of algorithm", 60_000)
     ]  # fmt: skip
     assert found.coverage.is_complete
     assert found.layers[0].name in ("first", "second")
@@ -198,7 +198,7 @@ def test_a_hole_is_named_with_its_reason_and_no_total_is_given(filled: Fill) -> 
     partial = xsp.bound.of(graph, timings=known, threads=2, partial=True)
     assert (partial.rungs["as_run"].sequential, partial.rungs["as_run"].is_lower_limit) == (10_000, True)
     assert "≥" in text.page(partial, "chain.json", partial=True)
-    assert sum(each.ns for each in partial.differences) == 10_000 - 408_000
+    assert sum(each.ns for each in partial.differences) == 10_000 - 400_000
 
 
 def test_a_call_below_its_ceiling_is_counted(filled: Fill) -> None:
@@ -210,10 +210,24 @@ def test_a_ceiling_above_what_was_timed_is_neither_drawn_nor_subtracted(filled: 
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=100.0, relu=10_000.0), threads=2)
     assert found.rungs["ceiling"].sequential is None
     assert "not valid" in found.absent["ceiling"]
-    assert Rung.CEILING not in found.ladder
+    assert not {Rung.FUSED, Rung.CEILING} & {*found.ladder}
     assert not any(Rung.CEILING in (each.below, each.above) for each in found.differences)
     assert all(layer.ns.get(Rung.CEILING) is None for layer in found.layers)
     assert "not valid" in " ".join(text.page(found, "chain.json").split())
+
+
+def test_ceilings_that_are_not_valid_are_measured_again_where_time_may_be_spent(
+    filled: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    higher = Ceiling(cpu_model() or "cpu", {"fp32": 1e13}, {}, 1e12, "measured: again")
+    monkeypatch.setattr(ceilings, "measure", lambda processor: [higher])
+    monkeypatch.setattr("xsp.bound.sources._fill", lambda *_: [])
+    known = filled(chain(), linear=100_000.0, relu=10_000.0)
+    assert xsp.bound.of(chain(), timings=known, threads=2).rungs["ceiling"].sequential is None
+    found = xsp.bound.of(chain(), timings=known, threads=2, fill=1)
+    assert found.rungs["ceiling"].sequential == pytest.approx(2 * 48 + 8, rel=0.01)  # ns, by bytes
+    assert "ceiling" not in found.absent
+    assert xsp.bound.of(chain(), timings=known, threads=2).rungs["ceiling"].sequential is not None
 
 
 def test_a_layer_that_is_faster_than_its_ceiling_has_none() -> None:
@@ -241,7 +255,7 @@ def test_page_faults_are_a_difference_of_their_own_within_what_is_left() -> None
 def test_what_a_bound_says_is_about_single_calls(filled: Fill) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=500_000.0, relu=20_000.0), threads=2)
     assert found.scope == "call by call, with PyTorch's own kernels"
-    assert found.scope in text.page(found, "chain.json")
+    assert f"{found.scope}; fused calls at least 400 µs" in text.page(found, "chain.json")
     assert text.as_json(found)["scope"] == found.scope
 
 
@@ -347,7 +361,7 @@ def test_the_section_has_the_ladder_the_waterfall_and_the_calls_with_their_longe
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
     parts = section.section(found).parts
     charts = {each.title: each for each in parts if isinstance(each, Chart)}
-    assert charts["Ladder"].at == ("ceiling", "best", "as run")
+    assert charts["Ladder"].at == ("fused ceiling", "ceiling", "best", "as run")
     waterfall = charts["Waterfall by layer"]
     assert [each.name for each in waterfall.series] == ["ceiling", "kernel efficiency", "choice of algorithm"]
     ends = {name: sum(each.values[place] or 0.0 for each in waterfall.series)
@@ -372,7 +386,7 @@ def test_lower_limits_and_layers_without_a_bar_are_said_to_be_such(filled: Fill)
     found = xsp.bound.of(chain(), timings=filled(chain(), relu=10_000.0), threads=2, partial=True)
     parts = section.section(found).parts
     charts = {each.title: each for each in parts if isinstance(each, Chart)}
-    assert charts["Ladder"].at == ("ceiling", "best (at least)", "as run (at least)")
+    assert charts["Ladder"].at == ("fused ceiling", "ceiling", "best (at least)", "as run (at least)")
     assert charts["Waterfall by layer"].at == ("act",)
     assert any("2 of 3 layers have no bar" in each.text for each in parts if isinstance(each, Text))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -224,6 +225,12 @@ def test_what_was_measured_of_a_machine_is_kept_in_the_cache(tmp_path: Path, mon
     assert ceilings.of_machine("a cpu") is None
     assert ceilings.store({"a cpu": measured}) == ceilings.cache_path()
     assert ceilings.of_machine("a cpu") == measured
+    lower = replace(measured, bytes_per_s=1.0, vector={"fp32": 1.0}, levels=((64, 2.0),))
+    ceilings.store({"a cpu": lower})
+    kept = ceilings.of_machine("a cpu")
+    assert kept is not None, "other work lowers what is measured: the highest rates are kept"
+    assert (kept.vector, kept.bytes_per_s) == (measured.vector, measured.bytes_per_s)
+    assert all(kept.bandwidth(size) >= rate for size, rate in measured.levels)
     ceilings.cache_path().write_text('{"a cpu": 3}')
     with pytest.raises(AnalysisError, match="measure again"):
         ceilings.of_machine("a cpu")

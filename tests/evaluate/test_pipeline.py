@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +114,20 @@ def test_pieces_are_carried_out_to_the_end_when_who_hears_of_them_fails() -> Non
         state.end(dispatch.Piece(None, []))  # type: ignore[arg-type]
     assert isinstance(state.callback_error, OSError)
     assert state._ended_count == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "options", "said"),
+    [
+        (pipeline.resize, np.zeros((8, 8, 3), np.uint8), {"size": [1, 2, 3]}, "the shorter side, or height and width"),
+        (pipeline.normalise, np.zeros((8, 8, 3)), {"divide": 0}, "divide is 0"),
+        (pipeline.normalise, np.zeros((8, 8, 3)), {"std": [1, 0, 1]}, "std contains 0"),
+        (pipeline.tokenise, "some text", {"length": 0}, "at least 1"),
+        (pipeline.argsort, np.zeros(3), {"k": 0}, "at least 1"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(
+    function: Callable[..., object], value: object, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ManifestError, match=said):
+        function(value, **options)

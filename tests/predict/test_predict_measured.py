@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ HERE = Environment({"cpu": "test", "cores": 2})
 ALPHA, BETA = 1e-4, 1e-9
 PRODUCT, COPY = 2e-4, 4e-3
 LOST = 0.5
+LATER = 2e-3
 MB = 1_000_000
 
 
@@ -37,15 +39,17 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
     return measured.of(timed(tmp_path_factory.mktemp("timings"), HERE))
 
 
-def timed(place: Path, here: Environment) -> Timings:
+def timed(place: Path, here: Environment, families: Sequence[str] = transfers.PREDICTED[:4]) -> Timings:
     timings = Timings.open(place, here)
     made = []
-    for spec in transfers.of_collectives(["all_reduce", "together-product", "together-copy", "beside"], (2,)):
+    for spec in transfers.of_collectives(families, (2,)):
         name, given = transfers.arguments(spec)
         two, size = given["ranks"] == 2, given["bytes"]
         if name == "beside":
             alone = sorted((given["products"] * 1.5 * PRODUCT, reduces(size)))
             seconds = alone[1] + LOST * alone[0]
+        elif name == "after":
+            seconds = reduces(size) + LATER
         else:
             seconds = {
                 "all_reduce": reduces(size), "together-product": PRODUCT * (1.5 if two else 1),
@@ -119,6 +123,25 @@ def test_overlap_is_counted_from_the_first_launch_as_torch_does_and_is_not_what_
     assert prediction.predict(work, Job(2, link, overlap=False)).overlap == pytest.approx(0.0)
     assert prediction.predict(step(5 * MB), Job(2, link)).overlap == pytest.approx(0.0)
     assert prediction.predict(work, Job(1, link)).overlap is None
+
+
+def test_the_first_collective_after_computing_takes_longer_once_in_a_step(tmp_path: Path, link: Link) -> None:
+    later = measured.of(timed(tmp_path, HERE, transfers.PREDICTED))
+    assert later.curves is not None
+    for size in (1000, 64 * 1024, 5 * MB, 100 * MB):
+        assert later.curves.sharing_at(2).seconds_after_computing(size) == pytest.approx(LATER)
+    for work in (step(5 * MB), step(2 * MB, 2 * MB), step(2 * MB, 30 * MB, 30 * MB)):
+        for overlap in (True, False):
+            without, found = (prediction.predict(work, Job(2, each, overlap=overlap)).step for each in (link, later))
+            assert found == pytest.approx(without + LATER)
+    assert "The first one after computing takes 2 ms longer" in " ".join(later.curves.notes([2], 5 * MB))
+    assert link.curves is not None
+    assert "predicted too short" in " ".join(link.curves.notes([2], 5 * MB))
+
+
+def test_the_mean_of_calibrations_counts_and_not_the_last_one(tmp_path: Path) -> None:
+    found = measured.of(calibrated(tmp_path, [1.2, 1 / 1.2], [1.0, 1.0]))
+    assert collectives.all_reduce_seconds(Algorithm.AUTO, found, 2, 5 * MB) == pytest.approx(reduces(5 * MB), rel=1e-3)
 
 
 def test_one_rank_shares_nothing(link: Link) -> None:
@@ -235,10 +258,15 @@ def test_more_ranks_than_cores_take_at_least_what_sharing_them_takes(tmp_path: P
 # --- the uncertainty of the link --------------------------------------------------------------------------------------
 
 
-def calibrated(place: Path, factors: list[float], computing: list[float]) -> Timings:
-    """Return timings of several calibrations, each with collectives and products that take a factor of their time."""
-    timings = timed(place, HERE)
-    first = list(timings)
+def calibrated(place: Path, factors: list[float], computing: list[float], *, with_first: bool = True) -> Timings:
+    """Return timings of calibrations, each with collectives and products that take a factor of their time.
+
+    The first one has factors of 1, unless it is left out.
+    """
+    first = list(timed(place / "first", HERE))
+    timings = Timings.open(place, HERE)
+    if with_first:
+        timings.add(first)
     for number, (factor, slowdown) in enumerate(zip(factors, computing, strict=True)):
         changed = []
         for timing in first:
@@ -278,7 +306,7 @@ def test_the_interval_of_one_calibration_is_the_assumed_one_and_repetitions_chan
 
 def test_calibrations_that_differ_have_intervals_that_contain_each_other(tmp_path: Path) -> None:
     low, high = (
-        interval(measured.of(calibrated(tmp_path / name, [factor], [1.0])))
+        interval(measured.of(calibrated(tmp_path / name, [factor], [1.0], with_first=False)))
         for name, factor in (("low", 1.0), ("high", 1.18))
     )
     assert low[1] > high[0]
@@ -291,7 +319,7 @@ def test_the_interval_holds_the_step_in_nine_of_ten_repetitions(tmp_path: Path) 
         drawn = [[math.exp(chance.gauss(0, 0.06)) for _ in range(4)] for _ in range(2)]
         (*calibrations, collectives), (*slowdowns, computing) = drawn
         link = measured.of(calibrated(tmp_path / f"{number}", calibrations, slowdowns))
-        truth = measured.of(calibrated(tmp_path / f"{number}-truth", [collectives], [computing]))
+        truth = measured.of(calibrated(tmp_path / f"{number}-truth", [collectives], [computing], with_first=False))
         (actual,) = scaling.of(demo(step(100 * MB, 100 * MB)), Job(1, truth), [2]).points
         low, high = interval(link)
         covered += low <= actual.predicted.step <= high
@@ -306,10 +334,10 @@ def test_merged_parts_keep_earlier_calibrations(tmp_path: Path) -> None:
 
 
 def test_what_a_prediction_lacks_is_said_and_timed_first(tmp_path: Path) -> None:
-    timings = timed(tmp_path, HERE)
+    timings = timed(tmp_path, HERE, transfers.PREDICTED)
     assert measured.missing(transfers.curves(timings), [2]) == []
     (sentence,) = measured.missing(transfers.curves(timings), [2, 4])
-    assert "of 4 ranks lacks all_reduce, together-product, together-copy, beside" in sentence
+    assert "of 4 ranks lacks all_reduce, together-product, together-copy, beside, after" in sentence
     assert "together-copy of one rank" in measured.missing([], [2])[0]
     asked = [transfers.arguments(spec)[0] for spec in transfers.of_collectives(list(transfers.OF_RANKS), (2, 3))]
     others = min(asked.index(name) for name in transfers.OF_RANKS if name not in transfers.PREDICTED)

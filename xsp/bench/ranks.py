@@ -1,7 +1,8 @@
 """The runtime `collectives`: gloo ranks on this machine, each a separate process that receives commands.
 
 The process that times is idle while they run: after a barrier, each rank reports by the machine's clock when it started
-and when it ended. A timing lasts from the last start to the last end. The ranks find each other through an unnamed file
+and when it ended. A timing lasts from the last start to the last end; of `after` it is what the ranks spend in
+all-reduces on average, since each of them computes before each one. The ranks find each other through an unnamed file
 in memory, and end with the process that started them.
 """
 
@@ -149,6 +150,8 @@ class Ranks:
         for process in group:
             process.ask({**command, "calls": calls})
         answers = [self._answer(process) for process in group]
+        if all("spent" in answer for answer in answers):
+            return max(1, round(sum(answer["spent"] for answer in answers) / len(answers)))
         starts = [answer["began"] for answer in answers]
         return max(
             1, max(answer["ended"] for answer in answers) - (min(starts) if _is_crowded(command) else max(starts))
@@ -232,13 +235,13 @@ def _execute(command: dict[str, Any], rank: int, groups: dict[int, Any], buffers
         dist.barrier(group)
     start = time.monotonic_ns()
     with torch.inference_mode():
-        for _ in range(calls):
-            work()
-    return {"began": start, "ended": time.monotonic_ns()}
+        results = [work() for _ in range(calls)]
+    answer = {"began": start, "ended": time.monotonic_ns()}
+    return {**answer, "spent": sum(results)} if command["what"] == "after" else answer
 
 
 def _work(command: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[str, int], Any]) -> Callable[[], Any]:
-    """Return a function that runs one collective."""
+    """Return a function that runs one collective; that of `after` returns the nanoseconds of its all-reduce."""
     import torch
     import torch.distributed as dist
 
@@ -252,23 +255,29 @@ def _work(command: dict[str, Any], rank: int, group: Any, buffers: dict[tuple[st
             tensor = buffers[name, 0] = torch.zeros(length)
         return tensor[:length]
 
-    if kind in ("together-product", "beside"):
+    if kind in ("together-product", *transfers.WITH_PRODUCTS):
         matrix = buffer("product", 256 * 256).view(256, 256)
 
-        def product() -> Any:
-            return torch.mm(matrix, matrix)
+        def multiply(times: int) -> None:
+            for _ in range(times):
+                torch.mm(matrix, matrix)
 
         if kind == "together-product":
-            return product
+            return lambda: multiply(1)
         full = buffer("in", elements)
 
         def reduce_and_multiply() -> None:
             pending: Any = dist.all_reduce(full, group=group, async_op=True)
-            for _ in range(command["products"]):
-                product()
+            multiply(command["products"])
             pending.wait()
 
-        return reduce_and_multiply
+        def multiply_and_reduce() -> int:
+            multiply(command["products"])
+            begin = time.monotonic_ns()
+            dist.all_reduce(full, group=group)
+            return time.monotonic_ns() - begin
+
+        return reduce_and_multiply if kind == "beside" else multiply_and_reduce
     if kind == "together-copy":
         source, target = buffer("in", transfers.COPY_BYTES // 4), buffer("out", transfers.COPY_BYTES // 4)
         return lambda: target.copy_(source)

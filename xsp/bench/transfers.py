@@ -137,10 +137,11 @@ OF_RANKS = {
         Family("together-product", COLLECTIVES, "each rank multiplies matrices of 256 × 256"),
         Family("together-copy", COLLECTIVES, "each rank copies 16 MiB"),
         Family("beside", COLLECTIVES, "each rank multiplies during an all-reduce"),
+        Family("after", COLLECTIVES, "an all-reduce after each rank has multiplied; without the products"),
     )
 }
 
-PREDICTED = ("all_reduce", "together-product", "together-copy", "beside")
+PREDICTED = ("all_reduce", "together-product", "together-copy", "beside", "after")
 """Families that predictions of training on this machine need."""
 
 BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
@@ -148,6 +149,11 @@ BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 PRODUCTS = {1 * MIB: 8, 8 * MIB: 64, 32 * MIB: 256}
 """For `beside`: bytes of the all-reduce → matrix products that each rank computes during it."""
+
+PRODUCTS_BEFORE = {64 * KIB: 32, 1 * MIB: 32, 8 * MIB: 32, 32 * MIB: 32}
+"""For `after`: bytes of the all-reduce → matrix products that each rank computes before it, some milliseconds."""
+
+WITH_PRODUCTS = {"beside": PRODUCTS, "after": PRODUCTS_BEFORE}
 
 COPY_BYTES = 16 * MIB
 """Bytes of `together-copy`."""
@@ -213,9 +219,12 @@ def of_collectives(names: Sequence[str], ranks: Sequence[int], threads: int = 1)
             if name.startswith("together"):
                 for number in dict.fromkeys((1, count)):
                     by_family.append([spec(name, COLLECTIVES, 0, threads, ranks=number)])
-            elif name == "beside":
+            elif name in WITH_PRODUCTS:
                 by_family.append(
-                    [spec(name, COLLECTIVES, size, threads, ranks=count, products=PRODUCTS[size]) for size in PRODUCTS]
+                    [
+                        spec(name, COLLECTIVES, size, threads, ranks=count, products=products)
+                        for size, products in WITH_PRODUCTS[name].items()
+                    ]
                 )
             elif name == "barrier":
                 by_family.append([spec(name, COLLECTIVES, 0, threads, ranks=count)])
@@ -340,7 +349,7 @@ def _curve(name: str, threads: int, ranks: int, conditions: str, timings: list[t
     timed = tuple((size, timing) for size, timing in ordered if timing.is_timed)
     holes = tuple((size, timing) for size, timing in ordered if not timing.is_timed)
     shape = None
-    if len(timed) >= MIN_POINTS and all(size for size, _ in timed) and name != "beside":
+    if len(timed) >= MIN_POINTS and all(size for size, _ in timed) and name not in WITH_PRODUCTS:
         halves = [(timing.half_ns or 0.0) / (timing.trimmed_ns or 1.0) for _, timing in timed]
         shape = fit(
             [size for size, _ in timed], [(timing.trimmed_ns or 0.0) / 1e9 for _, timing in timed],

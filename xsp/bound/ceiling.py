@@ -28,14 +28,19 @@ COMMUNICATION = ("c10d::", "_c10d_functional::", "record_param_comms")
 NO_SHAPES = "no shapes"
 
 
-def of_machine(may_measure: bool) -> Ceiling | str:
-    """Return the ceilings of this machine, measured now if allowed and never done before; a reason if unknown."""
+def of_machine(may_measure: bool, again: bool = False) -> Ceiling | str:
+    """Return the ceilings of this machine; a reason if they are unknown.
+
+    Args:
+        may_measure: measure them now if that was never done.
+        again: measure them now in any case; the highest rates of all measurements count.
+    """
     name = machine.cpu_model() or "cpu"
     result = ceilings.of_machine(name)
-    if result is None and may_measure:
+    if again or (result is None and may_measure):
         ceilings_by_name = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
         ceilings.store(ceilings_by_name)
-        result = ceilings_by_name.get(name)
+        result = ceilings.of_machine(name) or ceilings_by_name.get(name)
     return result or "the peak rates of this machine were not measured: xsp doctor --measure"
 
 
@@ -71,16 +76,20 @@ def least_ns(node: Node, ceiling: Ceiling, precision: str | None = None) -> floa
         return "bytes unknown"
     if flops is None:
         return "FLOPs unknown"
-    seconds = traffic / ceiling.bandwidth(traffic)
-    if flops:
-        kind = precision or precision_of(node)
-        if kind is None:
-            return "precision unknown"
-        peak = ceiling.peak(kind)
-        if peak is None:
-            return f"the peak rate in {kind} is unknown"
-        seconds = max(seconds, flops / peak)
-    return seconds * 1e9
+    seconds = compute_seconds(node, ceiling, precision)
+    return seconds if isinstance(seconds, str) else max(seconds, traffic / ceiling.bandwidth(traffic)) * 1e9
+
+
+def compute_seconds(node: Node, ceiling: Ceiling, precision: str | None = None) -> float | str:
+    """Return the minimum seconds of the operations of a node, without its bytes; a reason if they are unknown."""
+    flops = work.flops_of(node)
+    if not flops:
+        return "FLOPs unknown" if flops is None else 0.0
+    kind = precision or precision_of(node)
+    if kind is None:
+        return "precision unknown"
+    peak = ceiling.peak(kind)
+    return f"the peak rate in {kind} is unknown" if peak is None else flops / peak
 
 
 def precision_of(node: Node) -> str | None:

@@ -2,7 +2,8 @@
 
 | rung | time of a call | the difference to the rung below |
 |---|---|---|
-| ceiling | the longer of FLOPs at the peak and of bytes at the bandwidth | |
+| fused ceiling | as in the one above, without moving results from call to call (`xsp.bound.fused`) | |
+| ceiling | the longer of FLOPs at the peak and of bytes at the bandwidth | intermediate results |
 | best | the shortest of the timed variants | kernel efficiency |
 | as run | the variant that the framework uses, timed alone | choice of algorithm, layout and threads |
 | blocks | as part of a block of several calls | neighbours |
@@ -10,8 +11,9 @@
 | in place | its time in the trace (used instead of timings if there are none) | kernel efficiency |
 | measured | the true step of the trace | page faults, where they were counted; waiting and interference |
 
-All rungs add up single calls: the ceiling of a call contains the bytes of its intermediate results, and the others are
-times of the installed kernels. Fused calls, as by `torch.compile`, can take less than any of them (`scope`).
+All rungs but the lowest add up single calls: the ceiling of a call contains the bytes of its intermediate results, and
+the others are times of the installed kernels. Fused calls, as by `torch.compile`, can take less than any of them, but
+not less than the fused ceiling (`scope`).
 
 Figures are multiples of 1/`PARTS` ns, so the differences add up exactly.
 """
@@ -30,11 +32,13 @@ from xsp.bound import totals
 from xsp.bound.join import Join
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.graph.node import Graph
+from xsp.texts import ns_text
 
 
 class Rung(str, enum.Enum):
     """A rung of the ladder, lowest first."""
 
+    FUSED = "fused_ceiling"
     CEILING = "ceiling"
     BEST = "best"
     AS_RUN = "as_run"
@@ -45,8 +49,8 @@ class Rung(str, enum.Enum):
 
 
 NAMES: Mapping[Rung, str] = {
-    Rung.CEILING: "ceiling", Rung.BEST: "best", Rung.AS_RUN: "as run", Rung.BLOCKS: "blocks",
-    Rung.FRAMEWORK: "with framework", Rung.IN_PLACE: "in place", Rung.MEASURED: "measured",
+    Rung.FUSED: "fused ceiling", Rung.CEILING: "ceiling", Rung.BEST: "best", Rung.AS_RUN: "as run",
+    Rung.BLOCKS: "blocks", Rung.FRAMEWORK: "with framework", Rung.IN_PLACE: "in place", Rung.MEASURED: "measured",
 }  # fmt: skip
 
 BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
@@ -55,6 +59,7 @@ BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
 PARTS = 1024
 """Parts of a nanosecond: a power of 2, so that sums are exact, and fine enough for the ceiling of a tiny call."""
 
+INTERMEDIATE = "intermediate results"
 KERNEL = "kernel efficiency"
 CHOICE = "choice of algorithm"
 NEIGHBOURS = "neighbours"
@@ -69,10 +74,12 @@ SCOPES = {
 }  # fmt: skip
 """What the figures of a bound are about, by the runtime of its timings."""
 
-ORDER = (KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, PAGE_FAULTS, WAITING)
+ORDER = (INTERMEDIATE, KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, PAGE_FAULTS, WAITING)
 """Names of differences from the ceiling up."""
 
 _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
+    (Rung.FUSED, Rung.CEILING): INTERMEDIATE,
+    (Rung.FUSED, Rung.MEASURED): "kernel efficiency and waiting",
     (Rung.CEILING, Rung.BEST): KERNEL,
     (Rung.CEILING, Rung.IN_PLACE): KERNEL,
     (Rung.BEST, Rung.AS_RUN): CHOICE,
@@ -179,8 +186,14 @@ class Bound:
 
     @property
     def scope(self) -> str:
-        """What the figures are about: single calls, and the kernels that the timings are of."""
+        """What the figures above the fused ceiling are about: single calls, and the kernels that the timings are of."""
         return SCOPES.get(str(self.settings.get("runtime")), "call by call")
+
+    @property
+    def scope_note(self) -> str:
+        """The scope, and the least time of fused calls if it is known."""
+        least = self.rungs[Rung.FUSED.value].sequential
+        return f"{self.scope}; fused calls {'can take less' if least is None else f'at least {ns_text(least)}'}"
 
     @property
     def ratio(self) -> float | None:

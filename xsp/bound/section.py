@@ -155,5 +155,5 @@ def _summary(bound: Bound) -> str:
     absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
     sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
     doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
-    sentence += f" All figures are {bound.scope}; fused calls can take less."
+    sentence += f" Figures are {bound.scope_note}."
     return sentence + (f" Missing estimates: {absent}." if absent else "") + doubts

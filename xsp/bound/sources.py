@@ -14,8 +14,8 @@ from xsp.bench.plan import MIN_SECONDS, runtime_of
 from xsp.bench.spec import slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
+from xsp.bound import fused, ladder, planned, recordedcalls, timed, totals
 from xsp.bound import join as joining
-from xsp.bound import ladder, planned, recordedcalls, timed, totals
 from xsp.bound.ladder import NAMES, Bound, Hole, Rung
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 FOREIGN = "timings are of this processor"
 """Reason why there are no timings for another device."""
+
+MOST_REMEASUREMENTS = 2
+"""How often ceilings that are not valid are measured again: other work lowers them, and the highest rates count."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -114,6 +117,7 @@ def of(
         check(graph)
     parts = _Parts(graph, loaded, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
     parts.problems += [*notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     if loaded is not None:
         _add_trace(parts, loaded, calls)
     ceiling = _ceiling(parts, device, fill is not None)
@@ -132,6 +136,10 @@ def of(
             _mark_absent(parts, rung, reason)
     else:
         _timed_totals(parts, stored, granularity, _threads(threads, loaded))
+    is_local = device is None and (loaded is None or not loaded.run.machine.ceilings)
+    for _ in range(MOST_REMEASUREMENTS if fill is not None and stored is not None and is_local else 0):
+        if "not valid" in (_invalid_ceiling(parts) or ""):
+            _ceilings(parts, roof.of_machine(may_measure=True, again=True))
     return _finish(parts)
 
 
@@ -200,6 +208,7 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     graph, rung = parts.graph, Rung.CEILING
     if isinstance(ceiling, str):
         _mark_absent(parts, rung, ceiling)
+        _mark_absent(parts, Rung.FUSED, ceiling)
         return
     tensor_cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
     as_tf32 = [
@@ -217,8 +226,18 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
         else totals.expectations(graph, parts.figures[rung.value], parts.figures[rung.value])
     )
     _add(parts, rung, expected)
-    if parts.rungs[rung.value].sequential is None:
-        parts.absent[rung.value] = _coverage_reason(parts.rungs[rung.value].coverage)
+    total = parts.rungs[rung.value]
+    if total.sequential is None:
+        parts.absent[rung.value] = _coverage_reason(total.coverage)
+        _mark_absent(parts, Rung.FUSED, parts.absent[rung.value])
+        return
+    fused_ns = fused.least_ns(graph, parts.figures[rung.value], ceiling, as_tf32)
+    if isinstance(fused_ns, str):
+        _mark_absent(parts, Rung.FUSED, fused_ns)
+        return
+    quantized_ns = ladder.quantized(Figure(fused_ns))
+    assert quantized_ns is not None
+    parts.rungs[Rung.FUSED.value] = Total(total.coverage, min(quantized_ns.ns, total.sequential), 0.0)
 
 
 # --- timings ----------------------------------------------------------------------------------------------
@@ -371,8 +390,6 @@ def _finish(parts: _Parts) -> Bound:
         parts.rungs[Rung.IN_PLACE.value] = total
         if total.sequential is None:
             parts.absent[Rung.IN_PLACE.value] = "no call is in the trace"
-    if Rung.MEASURED.value not in parts.rungs:
-        _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     parts.settings.pop("tensor_cores", None)
     draft = Bound(
         graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.is_computing, (), (), ()
@@ -382,6 +399,8 @@ def _finish(parts: _Parts) -> Bound:
     if invalid_reason is not None:
         parts.problems.append(f"ceiling: {invalid_reason}")
         _mark_absent(parts, Rung.CEILING, invalid_reason)
+        if "not valid" in invalid_reason:
+            _mark_absent(parts, Rung.FUSED, invalid_reason)
         parts.figures[Rung.CEILING.value] = (None,) * len(graph.nodes)
         draft = replace(draft, rungs={rung.value: parts.rungs[rung.value] for rung in Rung})
     deltas = ladder.differences(
@@ -404,11 +423,15 @@ def _finish(parts: _Parts) -> Bound:
 
 
 def _invalid_ceiling(parts: _Parts) -> str | None:
-    """Return why the ceiling is not valid: calls, or the whole step, took less time than it; None if it is."""
+    """Return why the ceiling of single calls is omitted; None if it is not.
+
+    It is not valid if the same calls took less time; nor is any ceiling if the whole step did, unless its calls are
+    fused in a compiled run: then that of single calls does not apply to it.
+    """
     floor = parts.figures.get(Rung.CEILING.value)
     if floor is None:
         return None
-    was_measured = parts.settings["ceilings"]["source"] == "measured"
+    was_measured = parts.settings["ceilings"]["source"].startswith("measured")
     cause = (
         "the machine was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
         if was_measured
@@ -425,12 +448,18 @@ def _invalid_ceiling(parts: _Parts) -> str | None:
         ]
         ceilings_ns, times_ns = (math.fsum(pair[index] for pair in pairs) for index in (0, 1))
         compared.append((f"the time of the same calls ({NAMES[rung]})", ceilings_ns, times_ns))
-    ceiling_ns, step_ns = (parts.rungs[rung.value].sequential for rung in (Rung.CEILING, Rung.MEASURED))
-    if ceiling_ns is not None and step_ns is not None:
-        compared.append(("the measured step", ceiling_ns, step_ns))
+    fused_ns, ceiling_ns, step_ns = (
+        parts.rungs[rung.value].sequential for rung in (Rung.FUSED, Rung.CEILING, Rung.MEASURED)
+    )
+    is_compiled = parts.trace is not None and recordedcalls.is_compiled(parts.trace)
+    least_ns = fused_ns if is_compiled and fused_ns is not None else ceiling_ns
+    if least_ns is not None and step_ns is not None:
+        compared.append(("the measured step", least_ns, step_ns))
     for name, high, low in compared:
         if high > low:
             return f"{high / 1e6:.3g} ms is above {name}, {low / 1e6:.3g} ms, so it is not valid: {cause}"
+    if ceiling_ns is not None and step_ns is not None and ceiling_ns > step_ns:
+        return f"that of single calls is {ceiling_ns / 1e6:.3g} ms, and the calls of this run are fused"
     return None
 
 

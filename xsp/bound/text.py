@@ -58,7 +58,7 @@ def _title(bound: Bound) -> list[str]:
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
-    return [*lines, f"{bound.scope}; fused calls can take less"]
+    return [*lines, bound.scope_note]
 
 
 def _ladder(bound: Bound) -> list[str]:

@@ -92,6 +92,18 @@ class Ceiling:
         """Return the precisions whose peak is known."""
         return sorted({*self.vector, *self.tensor})
 
+    def highest(self, other: Ceiling) -> Ceiling:
+        """Return the higher of the rates of two measurements of one device."""
+        units = [
+            {kind: max(table.get(kind, 0.0) for table in tables) for kind in {**tables[0], **tables[1]}}
+            for tables in ((self.vector, other.vector), (self.tensor, other.tensor))
+        ]
+        sizes = sorted({size for entry in (self, other) for size, _ in entry.levels})
+        levels = tuple((size, max(entry.bandwidth(size) for entry in (self, other))) for size in sizes)
+        return replace(
+            self, vector=units[0], tensor=units[1], bytes_per_s=max(self.bytes_per_s, other.bytes_per_s), levels=levels
+        )
+
     def content(self) -> dict[str, Any]:
         """Return the ceiling in the format of `run.json`."""
         units = {"vector": dict(self.vector), "tensor": dict(self.tensor)}
@@ -205,9 +217,17 @@ def cache_path() -> Path:
 
 
 def store(ceilings: Mapping[str, Ceiling]) -> Path | None:
-    """Store ceilings of this machine by the names of its devices; None if the cache cannot be written."""
+    """Store ceilings of this machine by the names of its devices; None if the cache cannot be written.
+
+    The highest rates of all measurements with equal threads are kept: other work can only lower what is measured.
+    """
     path = cache_path()
-    content = _cached_content() | {name: entry.content() for name, entry in ceilings.items()}
+    content = _cached_content()
+    for name, entry in ceilings.items():
+        with contextlib.suppress(AnalysisError):  # what is stored is damaged: the new one replaces it
+            stored = None if name not in content else _from_measurement(content[name])
+            entry = entry if stored is None or stored.threads != entry.threads else entry.highest(stored)
+        content[name] = entry.content()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic.replacing(path) as temporary:
@@ -335,57 +355,71 @@ def _measure(torch: Any, device: str, name: str, size: int, copy_bytes: int, fin
     for kind in ("fp32", "bf16") if device == "cpu" else ():
         convolution_s = _fastest(_convolution(torch, dtypes[kind], size // 4), finish)
         peaks[kind] = max(peaks[kind], _CONVOLUTION_FLOPS * (size // 4) ** 2 / convolution_s)
-    source = torch.empty(copy_bytes // 4, dtype=torch.float32, device=device).fill_(1)
-    target = torch.empty_like(source)
-    seconds = _fastest(lambda: target.copy_(source), finish)
+    seconds_per_byte = [
+        _fastest(work, finish) / moved for work, moved in _moves(torch, device, 2 * copy_bytes)
+    ]  # fmt: skip
     description = f"measured: products of {size} × {size}{' and convolutions' * (device == 'cpu')}"
-    description += f", a copy of {copy_bytes >> 20} MiB, {torch.get_num_threads()} threads"
-    rate = 2 * copy_bytes / seconds
+    description += f", copies and changes of {copy_bytes >> 19} MiB, {torch.get_num_threads()} threads"
+    rate = 1 / min(seconds_per_byte)
     return Ceiling(name, peaks, {}, rate, description, _levels(torch, device, rate, finish))
 
 
 WORKING_SETS = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-"""Sizes in bytes; one half of a working set is copied to the other."""
+"""Sizes in bytes; one half of a working set is copied to the other, and all of it is changed in place."""
 
 MAX_CACHED_BYTES = 1 << 28
 """Bytes above which a working set has the rate of the memory, even if a part of it is in a cache."""
 
-_COPIES = 8
+_REPEATS = 8
+_LONG_BYTES = 1 << 24
+"""Working set from which a single move is timed: a longer piece is disturbed more often."""
 
 
 def _levels(torch: Any, device: str, memory: float, finish: Callable[[], None]) -> tuple[tuple[int, float], ...]:
-    """Measure copies within working sets; the cost of the call is subtracted, so that only the bytes count.
+    """Measure copies and changes within working sets; the cost of the call is subtracted: only the bytes count.
 
-    The rate of a copy by a single thread is multiplied by the threads, each of which has such a cache: it is a ceiling.
+    The rate of a single thread is multiplied by the threads, each of which has such a cache: it is a ceiling.
     """
     threads = 1 if device != "cpu" else torch.get_num_threads()
-    call_s = _copies(torch, device, 1, finish)
+    call_s = [seconds for seconds, _, _ in _timed_moves(torch, device, 8, finish)]
     levels: list[tuple[int, float]] = []
     rate = memory
     for size in reversed(WORKING_SETS):
-        elements = size // 8
-        factor = threads if device == "cpu" and elements < _MIN_THREADED_ELEMENTS else 1
-        elapsed = _copies(torch, device, elements, finish)
-        if elapsed > 1.2 * call_s:  # else the call dominates the time
-            rate = max(rate, factor * size / (elapsed - call_s))
+        for empty_s, (elapsed, moved, elements) in zip(call_s, _timed_moves(torch, device, size, finish), strict=True):
+            factor = threads if device == "cpu" and elements < _MIN_THREADED_ELEMENTS else 1
+            if elapsed > 1.2 * empty_s:  # else the call dominates the time
+                rate = max(rate, factor * moved / (elapsed - empty_s))
         levels.append((size, rate))
     return tuple(reversed(levels))
 
 
 _MIN_THREADED_ELEMENTS = 32_768
-"""Number of elements from which torch copies with several threads."""
+"""Number of elements from which torch copies and changes with several threads."""
 
 
-def _copies(torch: Any, device: str, elements: int, finish: Callable[[], None]) -> float:
-    """Return the seconds per copy of `elements` four-byte elements, measured over several copies in a row."""
-    source = torch.empty(elements, dtype=torch.float32, device=device).fill_(1)
-    target = torch.empty_like(source)
+def _moves(torch: Any, device: str, size: int) -> list[tuple[Callable[[], object], int]]:
+    """Return a copy and a change in place within a working set of `size` bytes, each with the bytes that it moves.
 
-    def work() -> None:
-        for _ in range(_COPIES):
-            target.copy_(source)
+    A change in place does not fetch what it overwrites, as a copy does, so that it may reach a higher rate.
+    """
+    data = torch.empty(max(2, size // 4), dtype=torch.float32, device=device).fill_(1)
+    half = len(data) // 2
+    source, target = data[:half], data[half : 2 * half]
+    return [(lambda: target.copy_(source), 8 * half), (lambda: data.mul_(1.0), 8 * len(data))]
 
-    return _fastest(work, finish, ROUNDS_NS // 6) / _COPIES
+
+def _timed_moves(
+    torch: Any, device: str, size: int, finish: Callable[[], None]
+) -> Iterator[tuple[float, int, int]]:  # fmt: skip
+    """Yield the seconds of each move within a working set, its bytes, and the elements that it writes."""
+    repeats = _REPEATS if size < _LONG_BYTES else 1
+    for move, moved in _moves(torch, device, size):
+
+        def work(move: Callable[[], object] = move) -> None:
+            for _ in range(repeats):
+                move()
+
+        yield _fastest(work, finish, ROUNDS_NS // 6) / repeats, moved, moved // 8
 
 
 def _product(torch: Any, device: str, size: int, dtype: Any) -> Callable[[], object]:

@@ -94,6 +94,8 @@ def resize(
         # as torchvision rounds: the shorter side is exact, the longer one is cut off
         shorter, longest = int(size), max(1, int(int(size) * max(height, width) / min(height, width)))
         target = (shorter, longest) if height <= width else (longest, shorter)
+    elif len(size) != 2:
+        raise ManifestError(f"resize: size is {list(size)!r}; give the shorter side, or height and width")
     else:
         target = int(size[0]), int(size[1])
         if keep_aspect or keep_aspect_ratio:
@@ -135,6 +137,8 @@ def normalise(
     value: Array, mean: Any = 0.0, std: Any = 1.0, divide: float = 1.0, element_type: str = "float32"
 ) -> Array:
     """Return (value / divide - mean) / std per channel, which is the last axis (HWC) or the first (CHW)."""
+    if not divide:
+        raise ManifestError("normalise: divide is 0")
     scaled = value.astype(np.float64) / divide
     centre, spread = (np.asarray(values, np.float64).reshape(-1) for values in (mean, std))
     for values in (centre, spread):
@@ -182,6 +186,8 @@ def tokenise(text: Any, vocabulary: int = 30_522, length: int = 128, method: str
     """
     import zlib
 
+    if min(length, vocabulary) < 1:
+        raise ManifestError("tokenise: length and vocabulary must be at least 1")
     string = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     if method == "bytes":
         numbers = [1 + byte % max(1, vocabulary - 1) for byte in string.encode()]
@@ -211,6 +217,8 @@ def argsort(
     Names of classes (`features_url`) are not fetched.
     """
     del features_url, features_checksum, labels_url
+    if k < 1:
+        raise ManifestError(f"argsort: k is {k}; give the number of classes to keep, at least 1")
     return np.argsort(-output.astype(np.float64), axis=-1, kind="stable")[..., :k]
 
 

@@ -47,6 +47,10 @@ OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
+KERNEL_NAME = "kernel"
+"""Attribute of a launch call: the name of the kernel, where the source states it. A call that a graph records has no
+device work that would."""
+
 SAMPLES = "raw_samples"
 """Table of samples that a `TableImporter` may make, with the columns of `SAMPLE_COLUMNS`; `rank` is null."""
 

@@ -79,7 +79,8 @@ def _complete(
     base_ns = parse_integer(keys.get(kineto_rows.BASE)) or 0
     if frames := kineto_whole.long_frames(con, base_ns - rows.base_ns):
         run["frames"] = frames
-    kineto_whole.finish(con, base_ns - rows.base_ns, losses)
+    if kinds := kineto_whole.finish(con, base_ns - rows.base_ns, losses):
+        run["kinds"] = kinds
     losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
     if not losses.spans:
         reason = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -14,9 +15,9 @@ import duckdb
 from xsp import atomic, rundir, table
 from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
-from xsp.importers import contract
-from xsp.importers.contract import Enricher, SourceInfo, TableImporter
-from xsp.ingest import ranks
+from xsp.importers import contract, serving
+from xsp.importers.contract import Enricher, Losses, SourceInfo, TableImporter
+from xsp.ingest import ranks, replays
 from xsp.ingest.jobs import RUNS, name_of, unique_names
 from xsp.ingest.write import with_notes
 from xsp.run import RANKS, Run
@@ -63,6 +64,9 @@ def import_tables(
     runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names)
+    runs = _join_captures(runs)
+    if len(runs) == 1:
+        return _move_up(out, runs)
     return _combine_ranks(out, runs, job_name) if _are_ranks(runs.values()) else _rename_runs(out, runs, job_name)
 
 
@@ -102,6 +106,8 @@ def _open_merged(
         for enricher_source, enricher in enrichers.items():
             with contract.check_values(enricher_source):
                 enricher.enrich(con, enricher_source, info.losses)
+        if "kinds" not in info.run and (kinds := serving.take_steps(con, info.losses)):
+            info.run["kinds"] = kinds
         if "rank" not in info.run and (rank := ranks.rank_in_name(Path(source).name)) is not None:
             info.run["rank"] = rank
         if table.has_table(con, contract.SAMPLES):
@@ -118,7 +124,10 @@ def _open_merged(
         with contract.check_values(source):
             correlate_table(con, info, identity)
             con.execute("DROP TABLE raw_spans")
-            con.execute("ALTER VIEW correlated RENAME TO spans")
+            if replays.attribute(con, info.losses):
+                con.execute("DROP TABLE varying; ALTER TABLE correlated RENAME TO spans")
+            else:
+                con.execute("ALTER VIEW correlated RENAME TO spans")
             merge.merge(con, Run.of(info.run))
         return con, _run(con, info, source, identity, keep_names)
     except duckdb.OutOfMemoryException as error:
@@ -149,6 +158,65 @@ def _import(
     return run
 
 
+def _join_captures(runs: Mapping[Path, Run]) -> dict[Path, Run]:
+    """Return the runs without traces of captures of graphs, after these gave operators to the replays of the others.
+
+    A trace that contains captures is for those of its rank that contain none, or for all if they are of one rank. If
+    its kernels are not those of the replays, it stays a run of its own, and a note says so.
+    """
+    con = table.connect()
+    try:
+        segments = {folder: table.parquet(rundir.segment(folder, 0)) for folder in runs}
+        captures = [folder for folder in runs if replays.has_captures(con, segments[folder])]
+    finally:
+        con.close()
+    if len(captures) == len(runs):
+        return dict(runs)
+    joined = {folder: run for folder, run in runs.items() if folder not in captures}
+    used: set[Path] = set()
+    for folder, run in [*joined.items()]:
+        own = [each for each in captures if runs[each].rank == run.rank] or captures
+        losses = Losses()
+        if own and _attribute(folder, run, [segments[each] for each in own], losses):
+            used |= {*own}
+        if own:
+            names = ", ".join(runs[each].name for each in own)
+            run = run | {"notes": [note for note in run.notes if replays.REFUSED not in note.text]}
+            notes = losses.notes or ["no graph is replayed"]
+            joined[folder] = with_notes(run, [f"with the captures of {names}: {text}" for text in notes], 0)
+            rundir.write_run(folder, joined[folder] | {"checksums": rundir.checksums(folder)})
+    for folder in used:
+        shutil.rmtree(folder)
+    return {folder: joined.get(folder, run) for folder, run in runs.items() if folder not in used}
+
+
+def _attribute(folder: Path, run: Run, captures: Sequence[str], losses: Losses) -> bool:
+    """Give replays of graphs in a run the operators of their captures, and store it; return whether any got some."""
+    segment = rundir.segment(folder, 0)
+    with atomic.temporary_folder() as temporary:
+        con = table.connect_spilling(Path(temporary), MEMORY)
+        try:
+            con.execute(f"CREATE VIEW correlated AS FROM {table.parquet(segment)}")
+            if not replays.attribute(con, losses, captures):
+                return False
+            con.execute("ALTER TABLE correlated RENAME TO spans")
+            merge.merge(con, run)
+            table.write_parquet(con, "spans", segment)
+            table.write_parquet(con, "merged", folder / rundir.MERGED_FILE)
+        finally:
+            con.close()
+    return True
+
+
+def _move_up(out: Path, runs: Mapping[Path, Run]) -> dict[Path, Run]:
+    """Move the only run into the directory that holds its folder."""
+    folder, run = next(iter(runs.items()))
+    for member in folder.iterdir():
+        member.rename(out / member.name)
+    folder.rmdir()
+    return {out: run}
+
+
 def _are_ranks(runs: Iterable[Run]) -> bool:
     """Return whether the runs are the ranks of one job: each states a rank, and all ranks differ."""
     ranks = [run.rank for run in runs]
@@ -160,7 +228,9 @@ def _combine_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[P
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_name(run.rank or 0))
     parts = rundir.rank_parts(out)
-    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True})
+    first = min(runs.values(), key=lambda run: run.rank or 0)
+    kinds = {"kinds": first.content["kinds"]} if first.kinds else {}  # the same numbers on all ranks
+    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True, **kinds})
     rundir.write_run(out, job_run)
     job = rundir.read_job(out)
     segments = [segment for part in parts for segment in rundir.segments(part)]

@@ -7,10 +7,11 @@ is part of the link. Other numbers of ranks raise an error: on other machines th
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from xsp.bench import transfers
 from xsp.bench.shapes import Shape
@@ -64,6 +65,22 @@ class Sharing:
     disturbs the other, 1 if they run one after the other.
     """
 
+    after_computing: tuple[tuple[int, float], ...] = ()
+    """Bytes of an all-reduce, and the seconds that it takes longer after computing than after another all-reduce.
+
+    Ranks arrive at different times, their threads sleep, and the system has placed them on cores of others.
+    """
+
+    def seconds_after_computing(self, size: float) -> float:
+        """Return how much longer the first collective after computing takes, between timed sizes by their logarithm."""
+        if not self.after_computing:
+            return 0.0
+        sizes, seconds = zip(*self.after_computing, strict=True)
+        for (low, first), (high, second) in itertools.pairwise(zip(sizes, seconds, strict=True)):
+            if low <= size <= high:
+                return float(first + (second - first) * math.log(size / low) / math.log(high / low))
+        return float(seconds[0] if size < sizes[0] else seconds[-1])
+
 
 @dataclass(frozen=True)
 class LinkCurves:
@@ -108,6 +125,11 @@ class LinkCurves:
         latency = over_link.alpha / self.alpha if self.alpha else 1.0
         rate = over_link.beta / self.beta if self.beta else 1.0
         return max(0.0, piece.start.value * latency + piece.per_byte.value * size * rate)
+
+    def seconds_after_computing(self, over_link: Link, ranks: int, size: float) -> float:
+        """Return how much longer the first collective of `size` bytes after computing takes; 0 if it was not timed."""
+        latency = over_link.alpha / self.alpha if self.alpha else 1.0
+        return self.sharing_at(ranks).seconds_after_computing(size) * latency
 
     def sharing_at(self, ranks: int) -> Sharing:
         """Return the slowdown of a number of ranks; none for one rank, or if it was not timed."""
@@ -158,6 +180,13 @@ class LinkCurves:
                 f"{prefix}{count} ranks at once: products take {slowdown.compute_factor:.2f} times as long, copies "
                 f"{slowdown.copy_factor:.2f}; a second of collectives beside computation costs both "
                 f"{slowdown.overlap_loss:.2f} s."
+                + (
+                    f" The first one after computing takes {1e3 * slowdown.seconds_after_computing(largest):.2g} ms "
+                    f"longer."
+                    if slowdown.after_computing
+                    else " How much longer the first one after computing takes was not measured, so steps are "
+                    "predicted too short: `xsp bench collectives`."
+                )
             )
             shape = self.shapes.get(("all_reduce", count))
             if shape is not None and largest > shape.reach:
@@ -188,7 +217,7 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
     Raises:
         UsageError: no all-reduce was timed.
     """
-    curves = transfers.curves(timing for timing in timings if timing.runtime == COLLECTIVES)
+    curves = transfers.curves(_mean_timings(timings))
     matching = [curve for curve in curves if curve.threads == (threads or 1)]
     timed_threads = threads or 1
     if not any(curve.family.name == "all_reduce" for curve in matching):
@@ -214,6 +243,20 @@ def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> 
     link_curves = LinkCurves(shapes, sharing, alpha, beta, cores, threads or 1, timed_threads, other_cpu, drift)
     source = f"gloo on this machine, all-reduce of {reduce_ranks[0]} ranks (xsp bench collectives)"
     return Link(NAME, alpha, beta, source=source, curves=link_curves)
+
+
+RECENT = 8
+"""Number of the last calibrations whose mean is used."""
+
+
+def _mean_timings(timings: Timings) -> Iterator[Timing]:
+    """Yield each timing of collectives, with the geometric mean of its last calibrations: one may be off by 20 %."""
+    taken = timings.history()
+    for timing in timings:
+        if timing.runtime == COLLECTIVES:
+            known = [entry.trimmed_ns for entry in taken.get(timing.key, ()) if entry.is_timed and entry.trimmed_ns]
+            is_repeated = timing.is_timed and len(known) > 1
+            yield replace(timing, trimmed_ns=statistics.geometric_mean(known[-RECENT:])) if is_repeated else timing
 
 
 def missing(curves: Sequence[Curve], ranks: Sequence[int], threads: int = 1) -> list[str]:
@@ -256,7 +299,7 @@ def drift_of(timings: Timings, threads: int) -> Drift:
         if usable and usable[-1].runtime == COLLECTIVES and usable[-1].threads == threads:
             name, conditions = transfers.arguments(spec_of(usable[-1]))
             by_family.setdefault((name, int(conditions.get("ranks", 0))), []).append(usable)
-    reduces = [specs for (name, _), specs in by_family.items() if name == "all_reduce"]
+    reduces = [specs for (name, _), specs in by_family.items() if name in ("all_reduce", "after")]
     products = [specs for (name, ranks), specs in by_family.items() if name == "together-product" and ranks > 1]
     halves = [
         (timing[-1].half_ns or 0.0) / (timing[-1].trimmed_ns or 1.0) for specs in reduces for timing in specs
@@ -335,4 +378,15 @@ def _sharing(curves: Sequence[Curve], ranks: int, threads: int, minimum: float) 
         max(minimum, copy_factor),
         copy_seconds / transfers.COPY_BYTES,
         statistics.median(losses) if losses else 0.0,
+        tuple(_after_computing(by_family.get(("after", ranks)), reduce_curve)),
     )
+
+
+def _after_computing(after_curve: Curve | None, reduce_curve: Curve | None) -> Iterator[tuple[int, float]]:
+    """Yield the bytes of an all-reduce, and by how many seconds it is longer after computing."""
+    if after_curve is not None and reduce_curve is not None:
+        back_to_back = dict(reduce_curve.timings)
+        for size, timing in after_curve.timings:
+            if size in back_to_back:
+                longer_ns = (timing.trimmed_ns or 0.0) - (back_to_back[size].trimmed_ns or 0.0)
+                yield size, max(0.0, longer_ns / 1e9)

@@ -392,10 +392,11 @@ class _TaskBuilder:
         """Append the collective of a bucket after those of the previous buckets.
 
         On shared cores the gradients are copied into the bucket, and both the collective and concurrent computation
-        take longer, by `Sharing.overlap_loss` of the time in which both would run.
+        take longer, by `Sharing.overlap_loss` of the time in which both would run. The first one that follows the end
+        of computation takes longer (`Sharing.after_computing`); with overlap that is the last one.
         """
         collective = "reduce-scatter" if self.job.sharded else "all-reduce"
-        slowdown = 0.0
+        slowdown = extra = 0.0
         sharing = self.sharing
         ranks = range(len(self.rank_classes))
         if sharing is not None:
@@ -410,7 +411,9 @@ class _TaskBuilder:
                 else 0.0
             )
             self.clock, self.channel_end = self.clock + slowdown, self.channel_end + slowdown
-        self.reductions.append(self._append_collective(collective, bucket, dependencies, step, slowdown))
+            if bucket == (len(self.plan) - 1 if self.job.overlap else 0):
+                extra = self._seconds_after_computing(bucket)
+        self.reductions.append(self._append_collective(collective, bucket, dependencies, step, slowdown + extra))
         if slowdown:
             for rank in ranks:
                 self._append_compute(f"beside {collective} {bucket}", Cause.SERVING, slowdown, (), rank, step)
@@ -432,6 +435,13 @@ class _TaskBuilder:
         if collective == "reduce-scatter":
             return collectives.scatter_seconds(self.link, ranks, size)
         return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)
+
+    def _seconds_after_computing(self, bucket: int) -> float:
+        curves = self.job.link.curves
+        if curves is None:
+            return 0.0
+        size = compressed_bytes(self.sizes[bucket], self.job)
+        return curves.seconds_after_computing(self.link, self.job.ranks, size)
 
     def _append_collective(
         self, collective: str, bucket: int, dependencies: Sequence[int], step: int, extra_seconds: float = 0.0

@@ -44,7 +44,9 @@ def lines(bound: Bound) -> Iterator[str]:
         return
     coverage = "" if bound.coverage.is_complete else f" (of {bound.coverage.nodes} of {bound.coverage.of_nodes} calls)"
     ceiling = rungs[Rung.CEILING]
-    roof = "" if ceiling is None else f"; at the peak rates of this machine, {ns_text(ceiling)}"
+    fused = rungs[Rung.FUSED]
+    limit = "" if fused is None else f", fused {ns_text(fused)}"
+    roof = "" if ceiling is None else f"; at the peak rates of this machine, {ns_text(ceiling)}{limit}"
     if "not valid" in bound.absent.get(Rung.CEILING.value, ""):
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
     share = share_text(best / step_ns)
@@ -52,7 +54,7 @@ def lines(bound: Bound) -> Iterator[str]:
     differences = [
         difference
         for difference in bound.differences
-        if difference.ns >= LEAST_SHARE * step_ns and difference.below is not Rung.CEILING
+        if difference.ns >= LEAST_SHARE * step_ns and difference.below not in (Rung.FUSED, Rung.CEILING)
     ]
     differences.sort(key=lambda difference: -difference.ns)
     if differences:

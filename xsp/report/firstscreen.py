@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
+from xsp.account.kinds import sentence as kinds_sentence
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, AdviceContext, Needs
@@ -85,10 +86,14 @@ class FirstScreen:
     name: str = ""
     """Name of the trace, with which the heading begins."""
 
+    kinds: str = ""
+    """A sentence on each kind of step that an engine annotated; empty without such kinds."""
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences in the order in which they matter."""
-        return (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
+        found = (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
+        return (*found, self.kinds) if self.kinds else found
 
 
 def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advice] | None = None) -> FirstScreen:
@@ -118,6 +123,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         f"where the time of {'an iteration' if accounted.steps_found else 'the loop'} goes",
         trace.run.budget,
         trace.name,
+        kinds_sentence(trace, accounted) if trace.run.imported is not None else "",
     )
 
 
