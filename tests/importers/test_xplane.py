@@ -250,6 +250,9 @@ def test_a_real_file_has_what_a_plain_reading_counts() -> None:
             "AND p.kind = 'op' AND p.name = s.attributes ->> '$.hlo_op' WHERE s.level = 70"
         )
         assert by_op.fetchall() == [(150, 20)]
+        if name.endswith(".pb"):  # six products of one size in each of five steps
+            flops = trace.sql("SELECT count(*), min(flops), max(flops) FROM spans WHERE flops IS NOT NULL").fetchall()
+            assert flops == [(30, 103_079_215_104, 103_079_215_104)]
 
 
 # --- damage -----------------------------------------------------------------------------------------------
