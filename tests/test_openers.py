@@ -66,7 +66,7 @@ OTHERS = {
         Between.content; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
-        importers/chrome.py Chrome.fill; importers/contract.py open_bytes; importers/nsys.py _check;
+        importers/contract.py open_bytes; importers/nsys.py _check;
         importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _identity
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",

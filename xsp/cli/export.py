@@ -115,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
     args.run = args.runs[0]
     if args.format is not None:
         return _write(args)
+    _refuse(args, ("out", "table", "weight"), "only with --format")
     if len(args.runs) > 1 or (args.run.exists() and not rundir.is_run_directory(args.run)):
         raise UsageError(
             f"{args.run}: only run directories can be sent, one at a time; import it first: xsp import "
             f"{shlex.join(map(str, args.runs))} -o runs/imported"
         )
-    _refuse(args, ("out", "table", "weight"), "only with --format")
     from xsp.cli import progress
     from xsp.ingest import presence
     from xsp.otlp import endpoint
