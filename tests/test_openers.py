@@ -66,7 +66,7 @@ OTHERS = {
         Between.content; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
-        importers/chrome.py Chrome.fill; importers/contract.py open_bytes; importers/nsys.py _check;
+        importers/contract.py open_bytes; importers/nsys.py _check;
         importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _identity
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",
@@ -75,7 +75,8 @@ OTHERS = {
 TABLE_READERS = {
     "which `rundir.segments` or `rundir.portions` returned, or `rundir.check_inside` checked": """
         counters/storing.py _write; ingest/load.py _readable_segments _load_files _create_samples_view
-        _create_sequence_view _create_view; ingest/received.py _arrived_query; ingest/tables.py _combine_ranks;
+        _create_sequence_view _create_view; ingest/received.py _arrived_query;
+        ingest/tables.py _attribute _combine_ranks _join_captures;
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
         Delivery.timed_steps steps_in; receiver/journal.py RunWriter._traces;
         receiver/directories.py RunDirectory.merge_small_files RunDirectory.summary; report/watch.py _read_steps;

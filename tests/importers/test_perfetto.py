@@ -126,6 +126,21 @@ def test_names_of_tracks_tell_devices(tmp_path: Path) -> None:
     assert trace.sql("SELECT name, device, stream, dur_ns FROM spans WHERE level = 70").fetchall() == [("k", 1, 3, 50)]
 
 
+def test_a_converted_trace_of_jax_means_what_it_meant(tmp_path: Path) -> None:
+    device = (track(5, (3, message((1, 7), (6, "/device:GPU:0")))), track(6, (5, 5), (2, "Stream #3")))
+    host = (track(7, (3, message((1, 8), (6, "/host:CPU")))), track(8, (5, 7), (4, message((1, 8), (2, 9)))))
+    linked = (argument("correlation_id", 4), argument("hlo_op", "dot.1"), argument("hlo_module", "jit_f"))
+    packets = [
+        *device, *host, event(10, 8, BEGIN, (23, "dot.1")), event(12, 8, BEGIN, (23, "cuLaunchKernel"), *linked),
+        event(14, 8, END), event(16, 8, END), event(20, 6, BEGIN, (23, "gemm"), *linked), event(29, 6, END),
+    ]  # fmt: skip
+    trace = xsp.load(write(tmp_path / "a.pftrace", *packets))
+    assert trace.run.framework == "jax"
+    rows = trace.sql("SELECT name, kind, dur_ns, device, stream FROM spans WHERE kind <> 'step' ORDER BY start_ns")
+    assert rows.fetchall() == [("dot.1", "op", 6, None, None), ("cuLaunchKernel", "launch", 2, None, None),
+                               ("gemm", "kernel", 9, 0, 3)]  # fmt: skip
+
+
 def test_compressed_packets_own_clocks_and_defaults_are_followed(tmp_path: Path) -> None:
     inner = message(
         packet((13, 1), (59, message((58, 64), (11, message((11, 2)))))),

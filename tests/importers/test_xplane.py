@@ -235,6 +235,17 @@ def test_the_folder_that_a_program_gave_to_the_profiler_is_its_latest_recording(
         assert [source["importer"] for source in trace.run["imported"]["sources"]] == ["xplane"]
 
 
+def test_the_hosts_of_a_recording_are_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "log" / "plugins" / "profile" / "2026_01_01_10_00_00"
+    folder.mkdir(parents=True)
+    for name in ("host-b", "host-a"):
+        (folder / f"{name}.xplane.pb").write_bytes(of_a_gpu(2) if name == "host-a" else of_a_gpu(3))
+    trace = xsp.load(tmp_path / "log")
+    assert trace.sql("SELECT rank, count(*) FROM spans WHERE kind = 'step' GROUP BY 1 ORDER BY 1").fetchall() == [
+        (0, 2), (1, 3),
+    ]  # fmt: skip
+
+
 def test_a_real_file_has_what_a_plain_reading_counts() -> None:
     if not REAL.exists():
         pytest.skip("no such file lies in ../shared/reports/traces")
@@ -250,6 +261,9 @@ def test_a_real_file_has_what_a_plain_reading_counts() -> None:
             "AND p.kind = 'op' AND p.name = s.attributes ->> '$.hlo_op' WHERE s.level = 70"
         )
         assert by_op.fetchall() == [(150, 20)]
+        if name.endswith(".pb"):  # six products of one size in each of five steps
+            flops = trace.sql("SELECT count(*), min(flops), max(flops) FROM spans WHERE flops IS NOT NULL").fetchall()
+            assert flops == [(30, 103_079_215_104, 103_079_215_104)]
 
 
 # --- damage -----------------------------------------------------------------------------------------------

@@ -46,10 +46,11 @@ MODEL_OPTIONS = ("batch", "train", "sequence", "threads", "timings", "device", "
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "source",
-        nargs="?",
+        "sources",
+        nargs="*",
         metavar="SOURCE",
-        help="a run, a trace of another profiler, or a model: torchvision:NAME, timm:NAME, transformers:NAME, "
+        help="a run, a trace of another profiler, a folder or several files with a trace per rank, or a model: "
+        "torchvision:NAME, timm:NAME, transformers:NAME, "
         "path/to/file.py:function, an ONNX file, a program of torch.export (.pt2)",
     )
     parser.add_argument(
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from xsp import advise
     from xsp.advise import advisor, pictures, records, trialtext
     from xsp.device import machine
+    from xsp.ingest.load import load
     from xsp.run import Machine
 
     this_machine = Machine.of(machine.describe())
@@ -109,8 +111,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             progress.echo(trialtext.history(history))
         return 0
-    if args.source is None:
+    if not args.sources:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
+    args.source = args.sources[0]
     for option, value in (("--turns", args.turns), ("--program", args.program)):
         if value is not None and args.tries is None:
             raise UsageError(f"{option} is for trials: add --try 3")
@@ -118,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
     if args.tries is not None:
         _check_trials(args)
     with progress.progress_bar(quiet=args.fill is None or args.quiet) as show:
-        context = advisor.context_of(args.source, {**_settings(args), "progress": show})
+        subject = args.source if len(args.sources) == 1 else load(args.sources)
+        context = advisor.context_of(subject, {**_settings(args), "progress": show})
         plan = None if args.tries is None else _plan(args, context)
         result = advise.of(context, only=args.only, same_numbers=args.same_numbers)
     if not args.only and not args.same_numbers:

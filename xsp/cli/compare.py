@@ -233,8 +233,9 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 def _compare_runs(before: Sequence[str], after: Sequence[str], args: argparse.Namespace) -> Comparison:
     from xsp.comparison import comparable, compare
+    from xsp.ingest.ranks import subjects
 
-    sides = comparable.load(before, after, args.kind, args.skip_damaged)
+    sides = comparable.load(subjects(before), subjects(after), args.kind, args.skip_damaged)
     for trace in (*sides[0], *sides[1]):
         progress.warn_of_missing_files(trace.path, trace.run)
     comparison = compare(*sides)

@@ -50,7 +50,13 @@ _UNSUPPORTED_FORMATS = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; with --format also a trace")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a run directory; with --format also a trace, or a folder or files with a trace per rank",
+    )
     parser.add_argument("--steps", metavar="N[,N…]", help="only these steps")
     file = parser.add_argument_group("a file for another viewer")
     file.add_argument("--format", metavar="NAME", help="write a file: chrome, speedscope, folded, csv, parquet")
@@ -104,10 +110,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write or send the run, and print the result."""
+    from xsp import rundir
+
+    args.run = args.runs[0]
     if args.format is not None:
         return _write(args)
     _refuse(args, ("out", "table", "weight"), "only with --format")
-    from xsp import rundir
+    if len(args.runs) > 1 or (args.run.exists() and not rundir.is_run_directory(args.run)):
+        raise UsageError(
+            f"{args.run}: only run directories can be sent, one at a time; import it first: xsp import "
+            f"{shlex.join(map(str, args.runs))} -o runs/imported"
+        )
     from xsp.cli import progress
     from xsp.ingest import presence
     from xsp.otlp import endpoint
@@ -156,7 +169,7 @@ def _write(args: argparse.Namespace) -> int:
         hint = nearest(args.format, formats) or f"; there are {', '.join(formats)}"
         raise UsageError(f"--format {args.format}: there is no such format{hint}")
     write: contract.Exporter = plugins.load(contract.GROUP, args.format)
-    trace = load.load(args.run)
+    trace = load.load(args.run if len(args.runs) == 1 else args.runs)
     progress.warn_of_missing_files(args.run, trace.run)
     choice = contract.Choice(
         options.steps(args.steps), contract.Weight(args.weight or "host"), _rows(trace, args.table or "spans")

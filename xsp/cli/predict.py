@@ -136,7 +136,12 @@ def change(text: str) -> tuple[str, dict[str, Any]]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("run", metavar="RUN", help="a run of a training program, or a trace that xsp imports")
+    parser.add_argument(
+        "run",
+        nargs="+",
+        metavar="RUN",
+        help="a run of a training program, or a trace that xsp imports; a folder or files with a trace per rank",
+    )
     parser.add_argument(
         "--ranks", type=ranks, default=(1, 2, 4, 8), metavar="N,N", help="numbers of ranks (default: 1,2,4,8)"
     )
@@ -231,14 +236,14 @@ def run(args: argparse.Namespace) -> int:
             collectives.link(link)  # refused before the run is loaded
     if args.chakra is not None:
         chakra.check(args.chakra, max(args.ranks))
-    trace = recorded.load_trace(args.run, args.kind)
+    trace = recorded.load_trace(args.run[0] if len(args.run) == 1 else args.run, args.kind)
     original = recorded.of(trace, args.gradients)
     machine = trace.run.machine
     step, job = _configure(args, original, machine)
     variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
     what_ifs = [scaling.WhatIf(name, *_configure(variant, original, machine)) for name, variant in variants]
     prediction = scaling.of(step, job, args.ranks, original, what_ifs)
-    text.save_section(prediction, args.run)
+    text.save_section(prediction, args.run[0])
     if args.chakra is not None:
         files = scaling.to_chakra(prediction, args.chakra)
         progress.warn(f"xsp: {files:,} traces in {args.chakra}")

@@ -16,10 +16,15 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xsp.cli import progress
 from xsp.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from xsp.ingest.ranks import Subject
 
 SUMMARY = "write a run's page: timeline, charts, tables"
 
@@ -27,7 +32,11 @@ SUMMARY = "write a run's page: timeline, charts, tables"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "paths", type=Path, nargs="+", metavar="RUN", help="run directory, or a trace of another profiler"
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="run directory, or a trace of another profiler; a folder or files with a trace per rank are one run",
     )
     parser.add_argument(
         "-o",
@@ -50,18 +59,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the runs; write their pages and print where they are, or serve them."""
-    if args.out and (args.serve or len(args.paths) > 1):
+    from xsp.ingest import ranks
+
+    subjects = ranks.subjects(args.paths)
+    if args.out and (args.serve or len(subjects) > 1):
         raise UsageError("-o names the page of one run: omit it with several runs and with --serve")
     if args.port is not None and not args.serve:
         raise UsageError("--port is the port of --serve: add --serve")
-    return _serve(args) if args.serve else _write(args)
+    return _serve(args, subjects) if args.serve else _write(args, subjects)
 
 
-def _write(args: argparse.Namespace) -> int:
+def _write(args: argparse.Namespace, subjects: Sequence[Subject]) -> int:
     from xsp.report import html, loop
 
-    for path in args.paths:
-        trace, *other_kinds = loop.load(path, args.kind, skip_damaged=args.skip_damaged)
+    for subject in subjects:
+        trace, *other_kinds = loop.load(subject, args.kind, skip_damaged=args.skip_damaged)
+        path = Path(subject[0] if isinstance(subject, list) else subject)
         progress.warn_of_missing_files(path, trace.run)
         target = args.out or (path / "report.html" if path.is_dir() else _page_path(path))
         try:
@@ -77,11 +90,11 @@ def _page_path(trace: Path) -> Path:
     return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, subjects: Sequence[Subject]) -> int:
     from xsp.report import loop, serve
 
     port = serve.PORT if args.port is None else args.port
-    pages = serve.pages(loop.load(path, args.kind, skip_damaged=args.skip_damaged) for path in args.paths)
+    pages = serve.pages(loop.load(path, args.kind, skip_damaged=args.skip_damaged) for path in subjects)
     with serve.server(pages, port) as server:
         for name in pages:
             progress.echo(f"serving {serve.address(server, name)}", flush=True)

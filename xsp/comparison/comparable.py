@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xsp.errors import AnalysisError, UsageError
 from xsp.ingest import load as runs
+from xsp.ingest.ranks import Subject
 from xsp.levels import depth
 from xsp.schema import Kind, Level
 from xsp.store.iterations import iterations
@@ -127,11 +127,8 @@ def _text(value: Any) -> str:
 # Loading of the runs of both sides with figures of the same kind of step, if a program has several.
 
 
-Path = str | os.PathLike[str]
-
-
 def load(
-    a: Sequence[Path], b: Sequence[Path], kind: int | str | None = None, skip_damaged: bool = False
+    a: Sequence[Subject], b: Sequence[Subject], kind: int | str | None = None, skip_damaged: bool = False
 ) -> tuple[list[Trace], list[Trace]]:
     """Load the runs of both sides.
 
@@ -153,7 +150,9 @@ def load(
     return traces_a, traces_b
 
 
-def load_like(reference: Trace | None, path: Path, kind: int | str | None = None, skip_damaged: bool = False) -> Trace:
+def load_like(
+    reference: Trace | None, path: Subject, kind: int | str | None = None, skip_damaged: bool = False
+) -> Trace:
     """Load a run with figures of the same kind of step as another run's, if it has such steps.
 
     The kind with the most time, which is the default, may differ between runs if two take about the same, as in a GAN.

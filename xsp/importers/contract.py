@@ -277,11 +277,34 @@ def find_importer(source: str) -> Importer:
             raise TraceError(f"{source}: compressed with {form}, which is not read; decompress it, or use gzip")
     if unusable:
         raise PluginError(f"{without_credentials(source)}: no importer recognises it; {'; '.join(unusable)}")
+    for pattern, form in _OTHER_FORMS.items():
+        if re.match(pattern, head[:_START], re.DOTALL | re.IGNORECASE):
+            raise TraceError(f"{without_credentials(source)}: no importer recognises it: {form}")
     names = ", ".join(plugins.names(GROUP))
     raise TraceError(
         f"{without_credentials(source)}: no importer recognises it; there are: {names}. docs/use/importing.md says "
         "what each reads"
     )
+
+
+_START = 4096
+"""Number of bytes at the start of a file by which forms that are not read are told."""
+
+_OTHER_FORMS = {
+    rb".{257}ustar": "an archive (tar); unpack it (tar xf), and give the folder or a file in it",
+    rb"NVR\0": "a report of Nsight Compute: counters without a timeline; join it with a run: xsp counters RUN FILE",
+    rb"PAR1": "a Parquet file; xsp reads those of runs by their folder, or by the name FILE.parquet",
+    rb"\s*(<!doctype html|<html)": "a page (HTML); give the data that it was made from, such as a trace as JSON "
+    '(prof.export_chrome_trace("trace.json.gz"), prof.export_memory_timeline("memory.json"))',
+    rb'"?(Kind|Domain)"?,"?\w+"?,': "a table (CSV) of rocprofv3; record with rocprofv3 --output-format rocpd",
+    rb"[\w\" .()%/-]+(,[\w\" .()%/-]+)+\r?\n": "a table (CSV) without times of single spans; export the profiler's "
+    "timeline instead: nsys export --type sqlite, rocprofv3 --output-format rocpd",
+    rb"\s*\{\s*\}?\s*$|\s*\[\s*\]?\s*$": "JSON without any content; record again while something runs",
+    rb"\s*[{\[]": "JSON, but without trace events (`traceEvents`), spans (`resourceSpans`) or frames; write a trace: "
+    'prof.export_chrome_trace("trace.json.gz")',
+    rb"\x89HDF|\x93NUMPY|\x7fELF|%PDF|\x89PNG": "no trace, but a file of another program",
+}  # fmt: skip
+"""What a file is that no importer reads, by a pattern for its first bytes, and what to do instead."""
 
 
 def is_url(source: str) -> bool:

@@ -83,7 +83,11 @@ def _complete(
         run["kinds"] = kinds
     losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
     if not losses.spans:
-        raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
+        reason = (
+            f"{source}: a trace of PyTorch's profiler that holds no operator, call or kernel; record steps with "
+            "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+        )
+        raise TraceError("; ".join([reason, *losses.sentences()]))
     private = {key: value for key, value in keys.items() if key not in PUBLIC and "version" not in key}
     return SourceInfo(run | counters, losses, _resolution(con), private)
 

@@ -107,7 +107,10 @@ def _check(source: str) -> None:
 
 def _check_tables(source: str, export: Export) -> None:
     if not {"StringIds", "NVTX_EVENTS", *nsys_activities.TABLES} & set(export.tables):
-        raise TraceError(f"{source}: is an SQLite file, but not from Nsight Systems: it has none of its tables")
+        raise TraceError(
+            f"{source}: is an SQLite file, but not from Nsight Systems: it has none of its tables; export a report "
+            f"({EXPORT.format('REPORT.nsys-rep')}), or record with rocprofv3 --output-format rocpd"
+        )
 
 
 def _run(export: Export, losses: Losses) -> dict[str, Any]:

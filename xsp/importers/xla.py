@@ -54,8 +54,9 @@ def device_of(plane: str) -> int | None:
 
 
 def create(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the empty table `xla_events`."""
+    """Make the empty tables `xla_events`, and `xla_programs` of operators with their FLOPs."""
     table.create(con, "xla_events", _columns())
+    table.create(con, "xla_programs", _PROGRAM_COLUMNS)
 
 
 def insert(con: duckdb.DuckDBPyConnection, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -63,6 +64,14 @@ def insert(con: duckdb.DuckDBPyConnection, rows: Iterable[tuple[Any, ...]]) -> N
     remaining = iter(rows)
     while batch := list(itertools.islice(remaining, _BATCH)):
         table.insert(con, "xla_events", batch, _columns())
+
+
+def insert_programs(con: duckdb.DuckDBPyConnection, rows: Iterable[tuple[str, str, int]]) -> None:
+    """Append operators of programs: module, operator, FLOPs."""
+    table.insert(con, "xla_programs", list(rows), _PROGRAM_COLUMNS)
+
+
+_PROGRAM_COLUMNS = (Column("module", "VARCHAR", ""), Column("op", "VARCHAR", ""), Column("flops", "BIGINT", ""))
 
 
 def _columns() -> list[Column]:
@@ -150,7 +159,7 @@ def fill(con: duckdb.DuckDBPyConnection, source: str, losses: Losses, collector:
         if count:
             losses.skipped[reason] += count
     ((losses.spans, steps, jax, torch),) = con.execute(_SUMMARY).fetchall()
-    for name in ("xla_lines", "xla_work", "xla_host", "xla_events"):
+    for name in ("xla_lines", "xla_work", "xla_host", "xla_events", "xla_programs"):
         con.execute(f"DROP TABLE {name}")
     if not losses.spans:
         raise TraceError(
@@ -281,10 +290,21 @@ _OPERATORS_OF_CALLS = f"""
 """
 """Operators of calls on threads without blocks of operators: from the first to the last of consecutive calls of one."""
 
-_ATTRIBUTES = "nullif(json_merge_patch('{}', json_object('hlo_module', module, 'op_name', scope))::VARCHAR, '{}')"
+_ATTRIBUTES = "nullif(json_merge_patch('{}', json_object('hlo_module', h.module, 'op_name', scope))::VARCHAR, '{}')"
+
+_FLOPS_OF_MODULES = """
+    SELECT module, op, any_value(flops) AS flops FROM xla_programs GROUP BY ALL HAVING min(flops) = max(flops)
+"""
+_FLOPS_OF_NAMES = """
+    SELECT op, any_value(flops) AS flops FROM xla_programs GROUP BY op HAVING min(flops) = max(flops)
+"""
+"""FLOPs of operators; several programs may have one name, and are told apart only if they agree."""
 
 _HOST_SPANS = f"""
-    SELECT * EXCLUDE (inner_module, correlation, op, module, scope), correlation AS correlation_id,
+    SELECT h.* EXCLUDE (inner_module, correlation, op, module, scope), correlation AS correlation_id,
+           CASE WHEN level = {int(Level.OP)} THEN coalesce(own.flops, named.flops) END AS flops,
+           CASE WHEN level = {int(Level.OP)} AND coalesce(own.flops, named.flops) IS NOT NULL THEN 'shapes' END
+           AS flops_source,
            CASE WHEN level = {int(Level.LAYER)} THEN 'compiled' END AS type,
            CASE WHEN kind = '{Kind.SYNC}' THEN json_object('sync', CASE WHEN contains(name, 'Stream') THEN 'stream'
                 WHEN contains(name, 'Event') THEN 'event' ELSE 'device' END)::VARCHAR
@@ -294,7 +314,8 @@ _HOST_SPANS = f"""
                    PARTITION BY level, name, process, thread ORDER BY start_ns, dur_ns DESC
                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) >= start_ns + dur_ns, false) AS inner_module
         FROM xla_host
-    ) WHERE NOT inner_module
+    ) h LEFT JOIN ({_FLOPS_OF_MODULES}) own ON own.module = h.module AND own.op = h.name
+    LEFT JOIN ({_FLOPS_OF_NAMES}) named ON named.op = h.name AND h.module IS NULL WHERE NOT inner_module
 """
 """Blocks of the host; of nested blocks of one execution of a module only the outermost is a layer."""
 
@@ -307,8 +328,9 @@ _DEVICE_SPANS = rf"""
     SELECT w.start_ns, w.dur_ns, device, stream, {int(Level.KERNEL)} AS level, coalesce(w.name, 'unnamed') AS name,
            CASE WHEN regexp_matches(w.name, '(?i)^mem(cpy|set)|^copy[HDP]2[HDP]') THEN '{Kind.COPY}'
                 ELSE '{Kind.KERNEL}' END AS kind,
-           w.correlation AS correlation_id, w.replayed, w.flops,
-           CASE WHEN w.flops IS NOT NULL THEN 'shapes' END AS flops_source,
+           w.correlation AS correlation_id, w.replayed,
+           coalesce(w.flops, CASE WHEN NOT w.has_streams THEN own.flops END) AS work_flops,
+           CASE WHEN work_flops IS NOT NULL THEN 'shapes' END AS flops_source,
            nullif(TRY_CAST({_detail("occ_pct")} AS DOUBLE), 0) / 100 AS occupancy,
            CASE WHEN occupancy IS NOT NULL THEN 'estimate' END AS occupancy_source,
            nullif(json_merge_patch('{{}}', json_object(
@@ -329,8 +351,12 @@ _DEVICE_SPANS = rf"""
         SELECT e.start_ns, e.start_ns + e.dur_ns AS end_ns, regexp_replace(e.name, '\(\d+\)$', '') AS name, e.process
         FROM xla_events e JOIN xla_lines l ON {_ON_LINE} WHERE device IS NOT NULL AND l.line_name = 'XLA Modules'
     ) around ON around.process = w.process AND around.start_ns <= w.start_ns
+    LEFT JOIN ({_FLOPS_OF_MODULES}) own
+        ON own.op = coalesce(w.op, w.name)
+           AND own.module = coalesce(w.module, CASE WHEN around.end_ns >= w.start_ns + w.dur_ns THEN around.name END)
     WHERE NOT is_container
 """
+_DEVICE_SPANS = f"SELECT * RENAME (work_flops AS flops) FROM ({_DEVICE_SPANS})"
 
 _LEFT_OUT = {
     "projections of host spans onto the device": f"SELECT count(*) FROM xla_events e JOIN xla_lines l ON {_ON_LINE} "

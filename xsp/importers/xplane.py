@@ -7,13 +7,14 @@ and of their statistics are stored once in each plane, and events refer to them 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import claims, xla
+from xsp.importers import claims, hlo, xla
 from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter
 from xsp.importers.protobuf import NUMBER, WireError, double, fields, message, read_file, signed, text
 
@@ -52,6 +53,7 @@ class XPlane(TableImporter):
             planes = [_Plane(data, low, high) for number, low, high in fields(data, 0, len(data)) if number == 1]
             base_ns = _start_ns(planes)
             xla.create(con)
+            xla.insert_programs(con, [row for plane in planes for row in plane.programs()])
             for number, plane in enumerate(planes):
                 xla.insert(con, _events(plane, number, base_ns, losses))
         except WireError as error:
@@ -113,12 +115,26 @@ class _Plane:
                 stats.append((start, end))
         self.stats = dict(self.stat(start, end) for start, end in stats[:_MAX_STATS])
         self.is_metadata = self.name == "/host:metadata"
+        self._entries = metadata if self.is_metadata else []
         self.metadata = {} if self.is_metadata else dict(self._metadata(*_entry(data, *each)) for each in metadata)
 
     @property
     def device(self) -> int | None:
         """The number of the device; None for other planes."""
         return xla.device_of(self.name)
+
+    def programs(self) -> Iterator[tuple[str, str, int]]:
+        """Yield name of the module, name of the operator and FLOPs, for the programs whose HLO the plane has."""
+        for low, high in self._entries:
+            _, value = _entry(self.data, low, high)
+            module, protos = "", []
+            for number, start, end in message(self.data, *value):
+                if number == 2:
+                    module = re.sub(r"\(\d+\)$", "", text(self.data, start, end))
+                elif number == 5:
+                    protos += [(a, b) for part, a, b in message(self.data, start, end) if part == 6 and b != NUMBER]
+            for place in protos:
+                yield from ((module, op, flops) for op, flops in hlo.flops_of(self.data, *place))
 
     def _metadata(self, key: int, value: tuple[int, int]) -> tuple[int, _Metadata]:
         name = display_name = ""

@@ -17,14 +17,12 @@ from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract, serving
 from xsp.importers.contract import Enricher, Losses, SourceInfo, TableImporter
-from xsp.ingest import replays
+from xsp.ingest import ranks, replays
 from xsp.ingest.jobs import RUNS, name_of, unique_names
 from xsp.ingest.write import with_notes
 from xsp.run import RANKS, Run
 from xsp.schema import Level
 from xsp.store import merge
-
-_RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
 _SUFFIXES = re.compile(
     r"(\.(json|jsonl|gz|sqlite|db|rpd|trace|pt|pb|xplane|hatchet|pftrace|perfetto-trace))+$", re.IGNORECASE
@@ -64,12 +62,26 @@ def import_tables(
     if len(files) == 1:
         return {out: _import(out, *next(iter(files.items())), enrichers, keep_names)}
     runs: dict[Path, Run] = {}
+    are_hosts = _are_hosts(files)
     for number, (source, importer) in enumerate(files.items()):
-        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names)
+        rank = number if are_hosts else None
+        runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names, rank)
     runs = _join_captures(runs)
     if len(runs) == 1:
         return _move_up(out, runs)
     return _combine_ranks(out, runs, job_name) if _are_ranks(runs.values()) else _rename_runs(out, runs, job_name)
+
+
+def _are_hosts(files: Mapping[str, TableImporter]) -> bool:
+    """Return whether files are the hosts of one recording of XLA's profiler, which writes a file for each into a folder
+    that is named after the time."""
+    folders = {Path(source).absolute().parent for source in files}
+    is_recording = len(folders) == 1 and next(iter(folders)).parent.name == "profile"
+    return is_recording and all(importer.name == XSPACE for importer in files.values())
+
+
+XSPACE = "xplane"
+"""Name of the importer of XLA's recordings."""
 
 
 def open_table(
@@ -100,7 +112,12 @@ def _split(sources: Mapping[str, TableImporter | Enricher]) -> tuple[dict[str, T
 
 
 def _open_merged(
-    folder: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], keep_names: bool = False
+    folder: Path,
+    source: str,
+    importer: TableImporter,
+    enrichers: Mapping[str, Enricher],
+    keep_names: bool = False,
+    default_rank: int | None = None,
 ) -> tuple[duckdb.DuckDBPyConnection, Run]:
     con = table.connect_spilling(folder, MEMORY)
     try:
@@ -110,8 +127,11 @@ def _open_merged(
                 enricher.enrich(con, enricher_source, info.losses)
         if "kinds" not in info.run and (kinds := serving.take_steps(con, info.losses)):
             info.run["kinds"] = kinds
-        if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
-            info.run["rank"] = int(match.group(1))
+        if "rank" not in info.run and (rank := ranks.rank_in_name(Path(source).name)) is not None:
+            info.run["rank"] = rank
+        if "rank" not in info.run and default_rank is not None:
+            info.run["rank"] = default_rank
+            info.losses.note("the files of the hosts state no rank: hosts are numbered in the order of their names")
         if table.has_table(con, contract.SAMPLES):
             con.execute(
                 f"CREATE TABLE samples AS SELECT * REPLACE (?::INTEGER AS rank) FROM {contract.SAMPLES}",
@@ -141,10 +161,15 @@ def _open_merged(
 
 
 def _import(
-    out: Path, source: str, importer: TableImporter, enrichers: Mapping[str, Enricher], keep_names: bool
+    out: Path,
+    source: str,
+    importer: TableImporter,
+    enrichers: Mapping[str, Enricher],
+    keep_names: bool,
+    default_rank: int | None = None,
 ) -> Run:
     with atomic.temporary_folder() as folder:
-        con, run = _open_merged(Path(folder), source, importer, enrichers, keep_names)
+        con, run = _open_merged(Path(folder), source, importer, enrichers, keep_names, default_rank)
         try:
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))

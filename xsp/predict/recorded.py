@@ -7,7 +7,7 @@ parts are from the recorded steps. Facts that the run lacks are listed as unknow
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ class StepParts(NamedTuple):
     copy: float
 
 
-def load_trace(source: str, kind: str | None = None) -> Trace:
+def load_trace(source: str | Sequence[str], kind: str | None = None) -> Trace:
     """Return the trace of a run or of a file, for a kind of step that trains if it has one.
 
     Args:

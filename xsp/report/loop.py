@@ -7,7 +7,6 @@ are more steps than a screen can show, the extremes among neighbours of the same
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from xsp import account
 from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
 from xsp.ingest import load as runs
+from xsp.ingest.ranks import Subject
 from xsp.run import StepKind
 from xsp.store.iterations import UNDISTURBED
 from xsp.store.loop import BARE
@@ -222,7 +222,7 @@ def kinds_data(trace: Trace, page_traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def load(path: str | os.PathLike[str], kind: int | str | None = None, *, skip_damaged: bool = False) -> list[Trace]:
+def load(path: Subject, kind: int | str | None = None, *, skip_damaged: bool = False) -> list[Trace]:
     """Load a run as traces of its kinds of steps: the requested kind, then the others that take most time.
 
     Args:
