@@ -40,6 +40,7 @@ PROGRAMS = (
     Program("hooks", "mlp.py --hooks --depth 40 --width 64"),
     Program("sleep", "mlp.py --train SGD --width 64 --sleep-ms 5"),
     Program("scaler skips", "scaler.py"),
+    Program("loader", "loader.py"),
 )
 QUICK = ("forward 9 ms",)
 STEADY, OTHER, AFTER, RECORDED, CONTROL = "steady", "other", "after", "recorded", "control"

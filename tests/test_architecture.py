@@ -13,7 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
-    {"atomic", "errors", "hosts", "identity", "inside", "processes", "schema", "scrub", "stats", "subjects"}
+    {
+        "atomic",
+        "errors",
+        "frameworks",
+        "hosts",
+        "identity",
+        "inside",
+        "processes",
+        "schema",
+        "scrub",
+        "stats",
+        "subjects",
+    }
     | {"texts", "version"},
     {"fields"},
     {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},

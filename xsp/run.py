@@ -353,6 +353,12 @@ class Run(Fields):
     frames: tuple[Frame, ...] = ()
     received: Received | None = None
     backend: str | None = None
+    framework: str | None = None
+    """Framework of the program; None if it is PyTorch, or not known. See `xsp.frameworks`."""
+
+    timeline: bool | None = None
+    """False if spans have durations, which are sums or means, and no moments: their starts and order mean nothing."""
+
     profiler: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     sides: Mapping[str, str] = field(default_factory=dict)

@@ -69,13 +69,14 @@ class Rule(str, enum.Enum):
     GRAPH = "graph"  # device work of a replayed graph takes the place of the replay's launch
     EXTERNAL = "external"  # the launch left no trace, but the source names the operator
     CAPTURE = "capture"  # device work of a replayed graph is of the layer in whose capture its node was made
+    ORDER = "order"  # work of a replayed graph is of the operator at its place in the capture, or in a step without it
     PROVENANCE = "provenance"  # a compiler fused it from several layers; this is the innermost around all of them
 
     def __str__(self) -> str:
         return self.value
 
 
-WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.PROVENANCE)
+WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.ORDER, Rule.PROVENANCE)
 """Rules whose evidence makes a layer only an inferred one."""
 
 MAX_NESTING = 200
@@ -196,6 +197,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("collector", "VARCHAR", "the collector or importer that recorded it", "xsp.collector"),
     Column("attributes", "VARCHAR", "what only this kind of span has, as a JSON object", "xsp.attributes"),
 )
+
+STEP_KIND = "CASE WHEN json_valid(attributes) THEN TRY_CAST(attributes ->> '$.step_kind' AS INTEGER) END"
+"""SQL of the kind of a step that an importer gave it: a number among `kinds` of run.json, an attribute of its span. In
+a run of xsp the table `loop` has the kinds."""
 
 MERGED_COLUMNS: tuple[Column, ...] = (
     Column("steps", "INTEGER", "timed steps that hold this span and in which its level is the deepest one recorded"),

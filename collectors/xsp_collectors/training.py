@@ -261,10 +261,9 @@ class TrainingCalls(Collector):
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         is_in_backward = _graph_task() >= 0
         if self._is_muted and not is_in_backward:
+            self._note(self._word(optimizer))
             if self._unmuted_signal is Signal.OPTIMIZER_END:
                 self.notify(Signal.OPTIMIZER_END, optimizer)
-            else:
-                self._note(self._word(optimizer))
             return
         if not is_in_backward:
             self._note(self._word(optimizer))

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xsp
 from xsp.correlate.evidence import correlate
-from xsp.cost.flops import PRODUCTS, flops
+from xsp.cost.flops import PRODUCTS, Causal, flops, pairs
 from xsp.schema import Kind, Level, Span
 from xsp.testing import spans, trace_of
 
@@ -194,6 +196,10 @@ def work(name: str) -> Callable[[], object]:
             query, image(2, 4, 7, 8), image(2, 4, 7, 8)
         ),
         "attention, backward": lambda: F.scaled_dot_product_attention(query, query, query).sum().backward(),
+        "causal attention": lambda: F.scaled_dot_product_attention(query, query, query, is_causal=True),
+        "causal attention, backward": lambda: (
+            F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+        ),
         "linear, backward": backward(nn.Linear(6, 5), image(3, 6)),
         "conv2d, backward": backward(nn.Conv2d(3, 8, 3, stride=2), image(2, 3, 12, 12)),
         "conv2d, backward of the weight alone": backward(nn.Conv2d(3, 8, 3), torch.randn(2, 3, 12, 12)),
@@ -238,6 +244,68 @@ def test_what_a_described_step_counts_is_what_torch_counts(name: str) -> None:
     counted = described(run)
     assert sum(row.flops or 0 for row in counted) == theirs > 0
     assert {(row.kind, row.flops_source) for row in counted} == {(Kind.OP, "shapes")}
+
+
+@pytest.mark.parametrize("name", ["causal attention", "causal attention, backward"])
+def test_causal_attention_counts_the_pairs_that_the_mask_leaves_where_torch_counts_all(name: str) -> None:
+    """Of n queries and keys n (n + 1) / 2 pairs of n² are left (ADR 150)."""
+    run = work(name)
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    theirs = counter.get_total_flops()
+    if not theirs:
+        pytest.skip("this torch's counter does not know attention on a CPU, as before 2.15")
+    length = 10  # of the queries and keys in `work`
+    assert sum(row.flops or 0 for row in described(run)) * 2 * length == theirs * (length + 1)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([None, *Causal]))
+def test_the_pairs_that_a_mask_leaves_are_those_of_the_triangle(queries: int, keys: int, mask: Causal | None) -> None:
+    after = {None: keys, Causal.FROM_START: 0, Causal.FROM_END: keys - queries}[mask]
+    assert pairs(queries, keys, mask) == sum(key <= query + after for query in range(queries) for key in range(keys))
+
+
+CAUSAL = {
+    "aten::_scaled_dot_product_flash_attention": 4, "aten::_scaled_dot_product_efficient_attention": 6,
+    "aten::_scaled_dot_product_cudnn_attention": 6, "aten::_flash_attention_forward": 8,
+    "aten::_efficient_attention_forward": 9, "flash_attn::_flash_attn_forward": 5, "aiter::mha_fwd": 5,
+    "aiter::fmha_v3_fwd": 5,
+}  # fmt: skip
+"""Operators, with the position of the input that states that they are causal."""
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize(("stated", "pairs_left"), [("False", 64), ("0", 64), ("", 64), ("True", 36), ("1", 36)])
+def test_a_trace_that_states_a_causal_mask_counts_half(name: str, stated: str, pairs_left: int) -> None:
+    scalars = [""] * 12
+    scalars[CAUSAL[name]] = stated
+    by_length = "_forward" in name or "::mha" in name or "::fmha" in name or "_attn_" in name
+    shape = [2, 8, 3, 16] if by_length else [2, 3, 8, 16]
+    assert flops(name, [shape] * 3, scalars) == 2 * 2 * 3 * pairs_left * (16 + 16)
+
+
+def test_the_inputs_that_state_a_causal_mask_are_where_torch_has_them() -> None:
+    torch = pytest.importorskip("torch")
+    from xsp.cost import flops as module
+
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    for name, position in re.findall(r'"(_\w*attention\w*)": _attention(?:_backward)?\((\d+)', text):
+        schema = getattr(torch.ops.aten, name).default._schema
+        assert schema.arguments[int(position)].name in ("is_causal", "custom_mask_type"), name
+
+
+@pytest.mark.parametrize("shape", [[1, 24, 768, 128], [1, 768, 24, 128]])
+def test_attention_on_8_bit_numbers_is_counted_by_the_scales_of_its_heads(shape: list[int]) -> None:
+    shapes = [shape] * 3 + [[], [1, 24, 3], [1, 24, 6], [1, 24, 128]]
+    assert flops("sage_fwd_1", shapes, [""] * 7) == 4 * 24 * 768 * 768 * 128
+    assert flops("sage_fwd", [shape] * 3, [""] * 3) is None
+
+
+@pytest.mark.parametrize("name", ["vllm::moe_forward", "vllm::unified_attention_with_output"])
+def test_operators_whose_shapes_do_not_determine_their_work_are_unknown(name: str) -> None:
+    assert flops(name, [[32, 64, 64], [32, 8, 64], [32, 8, 64], [32, 64, 64]], [""] * 4) is None
 
 
 def test_the_backward_pass_of_a_grouped_convolution_by_hand_since_torch_forgets_its_groups() -> None:

@@ -409,12 +409,17 @@ def test_matrices_of_quantised_layers_are_weights_and_zero_points_are_none(tmp_p
     ("shapes", "options", "flops"),
     [
         (([2, 4, 5, 8], [2, 4, 7, 8], [2, 4, 7, 6]), {}, 2 * 2 * 4 * 5 * 7 * (8 + 6)),
-        (([2, 4, 5, 8], [2, 2, 7, 8], [2, 2, 7, 8]), {"is_causal": 1}, 2 * 2 * 4 * 5 * 7 * 16),
+        (([2, 4, 5, 8], [2, 2, 7, 8], [2, 2, 7, 8]), {"is_causal": 1}, 2 * 2 * 4 * (1 + 2 + 3 + 4 + 5) * 16),
         (([2, 5, 32], [2, 7, 16], [2, 7, 12]), {"q_num_heads": 4, "kv_num_heads": 2}, 2 * 2 * 4 * 5 * 7 * (8 + 6)),
         (([2, 4, 5, 8], [2, 4, 7, 8], [2, 4, 7, 8], [2, 4, 3, 8], [2, 4, 3, 8]), {}, 2 * 2 * 4 * 5 * 10 * 16),
+        (
+            ([2, 4, 5, 8], [2, 4, 5, 8], [2, 4, 5, 8], [2, 4, 3, 8], [2, 4, 3, 8]),
+            {"is_causal": 1},
+            2 * 2 * 4 * (4 + 5 + 6 + 7 + 8) * 16,
+        ),
     ],
 )
-def test_attention_counts_its_two_products_of_all_keys(
+def test_attention_counts_its_two_products_of_the_keys_that_a_causal_mask_leaves(
     tmp_path: Path, shapes: tuple[list[int], ...], options: dict[str, int], flops: int
 ) -> None:
     if onnx.defs.onnx_opset_version() < 23:

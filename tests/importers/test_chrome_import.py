@@ -154,10 +154,10 @@ def test_devices_launches_and_steps_of_jax_are_told(con: duckdb.DuckDBPyConnecti
         "SELECT kind, name, device, stream, thread, correlation_id FROM raw_spans ORDER BY number"
     ).fetchall()
     assert rows == [
-        ("kernel", "fusion", 1, 14, None, 12),
-        ("copy", "MemcpyH2D", 1, 14, None, 13),
         ("step", "train", None, None, 9, None),
         ("launch", "cuLaunchKernel", None, None, 9, 12),
+        ("kernel", "fusion", 1, 14, None, 12),
+        ("copy", "MemcpyH2D", 1, 14, None, 13),
     ]
     assert info.losses.skipped == {"projections of host spans onto the device": 1}
 
@@ -201,14 +201,6 @@ def test_a_trace_of_pytorch_that_begins_unlike_one_is_read_as_one(
 )
 def test_what_others_read_is_left_to_them(head: bytes) -> None:
     assert not Chrome().recognises(head, "a.json")
-
-
-def test_perfettos_binary_format_is_refused_with_what_to_do(con: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    path = tmp_path / "a trace.bin"
-    path.write_bytes(b"\x0a\x06\x18\x01\x50\x02\x08\x00")
-    assert Chrome().recognises(path.read_bytes(), str(path))
-    with pytest.raises(TraceError, match=r"traceconv json 'a trace\.bin' trace\.json"):
-        Chrome().fill(con, str(path))
 
 
 @pytest.mark.parametrize(

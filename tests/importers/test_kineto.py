@@ -166,53 +166,6 @@ def test_tasks_of_ascend_are_work_of_the_operators_from_which_flows_lead_to_them
     assert "1 of 2 kernels and copies without a launch were matched" in " ".join(map(str, trace.run["notes"]))
 
 
-ENGINES = {
-    "vllm": ("execute_context_1(64)_generation_0(0)", "execute_context_0(0)_generation_8(8)",
-             "execute_context_1(64)_generation_8(8)"),
-    "vllm, detailed": ("execute_1024_context_1(sq1024sk1024sqsq1048576sqsk1048576)_generation_0(sq0sk0sqsq0sqsk0)",
-                       "execute_8_context_0(sq0sk0sqsq0sqsk0)_generation_8(sq8sk800sqsq8sqsk800)",
-                       "execute_1025_context_1(sq1024sk1024sqsq1sqsk1)_generation_1(sq1sk9sqsq1sqsk9)"),
-    "vllm, first": ("execute_new_1_cached_0", "execute_new_0_cached_8", "execute_new_1_cached_8"),
-    "sglang": ("step[EXTEND bs=1 toks=64]", "step[DECODE bs=8]", "step[MIXED bs=9 c=1 g=8]"),
-    "sglang, first": ("step[prefill bs=1 toks=64]", "step[decode bs=8]", "step[mixed bs=9 ext=64 dec=8]"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_annotated_steps_of_engines_are_the_steps_and_their_kinds_are_counted(tmp_path: Path, engine: str) -> None:
-    prefill, decode, mixed = ENGINES[engine]
-    events = []
-    for at, name in enumerate((prefill, decode, decode, mixed)):
-        events += [
-            box("user_annotation", name, 1000 * at, 900),
-            box("cuda_runtime", "cudaGraphLaunch", 1000 * at + 50, 40, correlation=at + 1),
-            work("kernel", "gemm", 1000 * at + 100, 600, correlation=at + 1),
-        ]
-    trace = load(tmp_path, *events)
-    assert told(trace, "SELECT name FROM spans WHERE kind = 'step' ORDER BY start_ns") == [
-        (name,) for name in (prefill, decode, decode, mixed)
-    ]
-    assert told(trace, "SELECT DISTINCT step FROM spans WHERE level = 70 ORDER BY step") == [(0,), (1,), (2,), (3,)]
-    notes = " ".join(map(str, trace.run["notes"]))
-    assert all(part in notes for part in ("2 decode, median 900 µs", "1 prefill, median", "1 mixed, median")), notes
-
-
-def test_a_step_of_an_engine_without_requests_is_idle(tmp_path: Path) -> None:
-    names = ("execute_context_0(0)_generation_0(0)", "step[idle]", "execute_context_0(0)_generation_8(8)")
-    trace = load(tmp_path, *(box("user_annotation", name, 1000 * at, 900) for at, name in enumerate(names)))
-    notes = " ".join(map(str, trace.run["notes"]))
-    assert "2 idle" in notes
-    assert "1 decode" in notes
-
-
-def test_annotations_of_an_engine_inside_steps_are_blocks(tmp_path: Path) -> None:
-    trace = load(
-        tmp_path,
-        box("user_annotation", "ProfilerStep#1", 0, 1000), box("user_annotation", "step[DECODE bs=8]", 10, 900),
-    )  # fmt: skip
-    assert told(trace, "SELECT name FROM spans WHERE kind = 'step'") == [("ProfilerStep#1",)]
-
-
 def test_operators_without_a_category_are_those_of_the_event_list(tmp_path: Path) -> None:
     from torch.autograd.profiler import profile
 
@@ -404,3 +357,76 @@ def test_what_is_broken_is_one_error_with_the_file(tmp_path: Path, content: byte
         sources.import_atomically(tmp_path / "run", [str(path)])
     assert says in str(caught.value) or "no importer recognises it" in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_all_reduce_of_symmetric_memory_has_bytes(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[4, 1024], [], []], "Input type": ["c10::BFloat16", "", ""], "External id": 1}
+    trace = load(
+        tmp_path,
+        box("cpu_op", "symm_mem::one_shot_all_reduce", 0, 50, **shapes),
+        box("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=1),
+        work("kernel", "one_shot_all_reduce_kernel<c10::BFloat16, 16>", 40, 20, correlation=1),
+    )
+    rows = xsp.analyses.ANALYSES["communication"](trace).select("collective, bytes").fetchall()
+    assert rows == [("all_reduce", 4 * 1024 * 2)]
+
+
+def test_a_kernel_without_a_known_name_that_only_products_launch_is_a_product(tmp_path: Path) -> None:
+    def launched(number: int, operator: str, kernel: str) -> list[dict[str, Any]]:
+        return [
+            box("cpu_op", operator, 100 * number, 50),
+            box("cuda_runtime", "cudaLaunchKernel", 100 * number + 10, 5, correlation=number),
+            work("kernel", kernel, 100 * number + 40, 20, correlation=number),
+        ]
+
+    trace = load(
+        tmp_path, *launched(1, "aten::mm", "fc_kernel"), *launched(2, "aten::mm", "both_kernel"),
+        *launched(3, "aten::topk", "both_kernel"), *launched(4, "aten::topk", "topk_kernel"),
+        *launched(5, "sage_fwd_1", "sage_fwd"),
+    )  # fmt: skip
+    rows = xsp.analyses.ANALYSES["kernel-classes"](trace).select("class, kernels").fetchall()
+    assert dict(rows) == {"gemm": 1, "other": 3, "attention": 1}
+
+
+def test_a_rate_above_the_roof_says_why_or_is_doubtful(tmp_path: Path) -> None:
+    shapes = [[4096, 4096], [4096, 4096]]  # 137 GFLOP
+    product = {"Input Dims": shapes, "Input type": ["c10::BFloat16"] * 2}
+    small = {"Input Dims": [[1024, 1024]] * 2 + [[]], "Input type": ["float", "float", "Scalar"]}
+    events = []
+    for number, (operator, arguments, kernel, duration) in enumerate(
+        [
+            ("aten::mm", product, "gemm_bf16", 20.0),
+            ("aten::addmm", {**product, "Input Dims": [[4096], *shapes]}, "gemm_sparse_bf16", 20.0),
+            ("aten::add", small, "vectorized_elementwise_kernel", 0.5),
+            ("aten::bmm", {**product, "Input Dims": [[1, *shapes[0]]] * 2}, "gemm_slow_bf16", 2000.0),
+        ],
+        1,
+    ):
+        events += [
+            box("cpu_op", operator, 3000 * number, 50, **arguments),
+            box("cuda_runtime", "cudaLaunchKernel", 3000 * number + 10, 5, correlation=number),
+            work("kernel", kernel, 3000 * number + 40, duration, correlation=number),
+        ]
+    device = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132, "computeMajor": 9, "computeMinor": 0}
+    trace = load(tmp_path, *events, deviceProperties=[device])
+    rows = dict(xsp.analyses.operators(trace).select("name, above_roof").fetchall())
+    assert rows["aten::mm"] == "doubtful: more than the device can do"
+    assert rows["aten::addmm"] == "sparsity: fewer products than are counted"
+    assert rows["aten::add"] == "from caches: memory was read less than the shapes say"
+    assert rows["aten::bmm"] is None
+
+
+def test_operators_whose_shapes_do_not_tell_how_much_they_multiply_are_named(tmp_path: Path) -> None:
+    from xsp.health import health
+
+    known = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    unknown = {"Input Dims": [[64, 64], [64, 8], [], []], "Input type": ["float", "float", "", ""]}
+    events = []
+    for number, (name, arguments) in enumerate([("aten::mm", known), ("vllm::moe_forward", unknown)], 1):
+        events += [
+            box("cpu_op", name, 100 * number, 50, **arguments),
+            box("cuda_runtime", "cudaLaunchKernel", 100 * number + 10, 5, correlation=number),
+            work("kernel", f"gemm_{number}", 100 * number + 40, 20, correlation=number),
+        ]
+    [text] = [each.text for each in health(load(tmp_path, *events)) if each.subject == "operations"]
+    assert "vllm::moe_forward (50 %) of device time" in text

@@ -15,10 +15,12 @@ import pytest
 from small_traces import KERNELS, NVTX, RUNTIME, SESSION_NS, START, STEP, call, kernel, nsys, nvtx, packed
 
 from xsp import load, table
+from xsp.analyses import ANALYSES
 from xsp.errors import TraceError
 from xsp.importers import nsys_tables
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, SourceInfo
 from xsp.importers.nsys import Nsys
+from xsp.ingest.sources import import_atomically
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "nsys_sqlite"
 REAL = sorted(SHARED.glob("*.sqlite")) or [pytest.param(None, marks=pytest.mark.skip("../shared/traces is not there"))]
@@ -387,3 +389,36 @@ def test_a_view_is_no_table_of_nsys_however_many_rows_it_has(tmp_path: Path) -> 
         made.commit()
     with pytest.raises(TraceError, match="no span was found"):
         load(path)
+
+
+METRICS = {
+    "TARGET_INFO_GPU_METRICS": [
+        {"typeId": 0x4E1_01, "metricId": 3, "metricName": "SMs Active [Throughput %]"},
+        {"typeId": 0x4E1_01, "metricId": 4, "metricName": "GPC Clock Frequency [MHz]"},
+    ],
+    "GPU_METRICS": [
+        {"timestamp": 110, "typeId": 0x4E1_01, "metricId": 3, "value": 80},
+        {"timestamp": 120, "typeId": 0x4E1_01, "metricId": 3, "value": 60},
+        {"timestamp": 120, "typeId": 0x4E1_01, "metricId": 4, "value": 1980},
+        {"timestamp": -5, "typeId": 0x4E1_01, "metricId": 4, "value": 1980},
+        {"timestamp": 130, "typeId": 0x4E1_01, "metricId": 9, "value": 1},
+    ],
+}
+
+
+def test_gpu_metrics_are_samples_beside_the_spans(tmp_path: Path) -> None:
+    trace = load(nsys(tmp_path / "a.sqlite", STEP | METRICS))
+    samples = trace.samples.fetchall()
+    assert samples == [
+        (SESSION_NS + 110, 0, 1, "SMs Active", "%", 80.0),
+        (SESSION_NS + 120, 0, 1, "GPC Clock Frequency", "MHz", 1980.0),
+        (SESSION_NS + 120, 0, 1, "SMs Active", "%", 60.0),
+    ]
+    assert [row[2:8] for row in ANALYSES["samples"](trace).fetchall()] == [
+        ("GPC Clock Frequency", "MHz", 1, 1980.0, 1980.0, 1980.0), ("SMs Active", "%", 2, 60.0, 70.0, 79.0),
+    ]  # fmt: skip
+    notes = " ".join(note["text"] for note in trace.run["notes"])
+    assert "2 spans were left out: values of GPU metrics without a name, a number or a time" in notes
+    assert "rows of GPU_METRICS" not in notes
+    import_atomically(tmp_path / "run", [str(tmp_path / "a.sqlite")])
+    assert load(tmp_path / "run").samples.fetchall() == samples

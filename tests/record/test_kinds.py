@@ -159,3 +159,21 @@ def test_a_loss_made_anew_in_each_step_is_no_other_kind_and_layers_of_two_models
     assert [kind.steps for kind in trace.run.kinds] == [30]
     names = dict(xsp.analyses.layers(trace).select("name, calls").fetchall())
     assert names == dict.fromkeys(("Sequential", "0", "Sequential(2)", "Sequential(2).0", "MSELoss"), 1)
+
+
+@pytest.mark.parametrize("pattern", [[1, 1, 2], [1, 1, 1, 1, 1, 1, 2], [1, 2, 3], [1, 1, 2, 2]])
+def test_the_next_kind_is_that_of_the_repeated_pattern(pattern: list[int]) -> None:
+    kinds, missed = Kinds(), 0
+    for round_ in range(20):
+        for module in pattern:
+            expected = kinds.expected_kind()
+            actual = kinds.count_step([call(module, 4)]).kind.number
+            missed += round_ >= 4 and expected != actual
+    assert missed == 0
+
+
+def test_a_rare_kind_changes_no_expectation_for_long() -> None:
+    kinds = Kinds()
+    for number in range(200):
+        kinds.count_step([call(2 if number in (60, 61, 130) else 1, 4)])
+    assert kinds.expected_kind() == 0

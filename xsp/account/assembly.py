@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from xsp.account.course import course as of_course
 from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
-from xsp.account.windows import Window, windows
+from xsp.account.windows import Window, step_kinds, windows
 from xsp.schema import Kind, Level
 from xsp.store import overlap, strata
 from xsp.store.iterations import SHORT_NS, WARM_UP_STEPS, Iteration, iterations
@@ -40,17 +40,18 @@ MIN_SEEN_SHARE = 0.5
 def of(trace: Trace) -> Account:
     """Return the account of a trace, computed anew; see `xsp.account.of`."""
     loop = iterations(trace)
-    by_rank: dict[int, list[Window]] = {}
-    for window in windows(trace):
-        by_rank.setdefault(window.rank, []).append(window)
+    by_rank = _by_rank(windows(trace))
     doubts = tuple(plausibility.doubts(trace))
     believes_devices = not any("busy" in doubt.forbids for doubt in doubts)
     in_collectives = ranks.collectives(trace)
     found: list[Iterations] = []
     for rank, recorded in sorted(by_rank.items()):
-        kind = trace.kind if rank == trace.rank else _main_kind(loop, rank)
+        own = rank == trace.rank or recorded[0].kind is not None
+        kind = trace.kind if own else _main_kind(loop, rank)
         measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
         found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices, in_collectives.get(rank)))
+    found += _of_other_kinds(trace, believes_devices, in_collectives)
+    found = _with_shares(found) if step_kinds(trace) else found
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
     on_threads = overlap.threads(trace.con)
@@ -69,6 +70,36 @@ def of(trace: Trace) -> Account:
         all(run.steps is None or run.steps.found for run in trace.run.rank_runs),
     )
     return replace(account, violations=tuple(violations(account)))
+
+
+def _by_rank(recorded: Sequence[Window]) -> dict[int, list[Window]]:
+    found: dict[int, list[Window]] = {}
+    for window in recorded:
+        found.setdefault(window.rank, []).append(window)
+    return found
+
+
+def _of_other_kinds(
+    trace: Trace, believes_devices: bool, in_collectives: Mapping[int, Collectives]
+) -> list[Iterations]:
+    """Return the accounts of the kinds that an importer gave to steps, without that of the trace's figures."""
+    return [
+        _of_rank(trace, rank, kind, recorded, None, believes_devices, in_collectives.get(rank))
+        for kind in step_kinds(trace)
+        if kind != trace.kind
+        for rank, recorded in sorted(_by_rank(windows(trace, kind)).items())
+    ]
+
+
+def _with_shares(found: Sequence[Iterations]) -> list[Iterations]:
+    """Return accounts with the share of each kind in the recorded time of its rank."""
+    whole: dict[int, float] = {}
+    for each in found:
+        whole[each.rank] = whole.get(each.rank, 0.0) + each.count * (each.time.ms or 0.0)
+    return [
+        replace(each, share=each.count * (each.time.ms or 0.0) / whole[each.rank] if whole[each.rank] else 0.0)
+        for each in found
+    ]
 
 
 def _with_course(trace: Trace, each: Iterations) -> Iterations:
@@ -175,6 +206,28 @@ def _outside_steps(measured: Iteration) -> list[Entry]:
     ]
 
 
+class _Recordings(NamedTuple):
+    """What the recorded iterations of a kind on a rank show."""
+
+    deep: Sequence[Window]
+    """Those with most detail."""
+
+    shallow: Sequence[Window]
+    """Those with least detail, which are slowed least, and those of which no others are alike."""
+
+    detailed: HostTimes
+    """What the host did in `deep`."""
+
+    outer: HostTimes
+    """What it did in `shallow`."""
+
+    devices: Sequence[ondevice.DeviceTimes]
+    """What the devices did in `deep`; empty if there is none, or its records are not believed."""
+
+    wall_ns: int
+    """Duration of `deep`, to the ends of the devices' work if it is known."""
+
+
 def _of_rank(
     trace: Trace,
     rank: int,
@@ -184,58 +237,12 @@ def _of_rank(
     believes_devices: bool,
     collectives: Collectives | None,
 ) -> Iterations:
-    deepest = max(window.rung for window in recorded)
-    # without a loop the levels did not take turns: a step that holds less did less
-    deep = [window for window in recorded if window.rung == deepest or measured is None]
-    shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
-    shallow = deep if measured is None else [window for window in recorded if window.rung == shallow_rung]
-    if measured is not None:
-        shallow = _with_other_strata(trace, measured, shallow, recorded)
-    has_device = believes_devices and bool(
-        trace.con.execute(
-            f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
-            f"AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}') LIMIT 1",
-            [rank],
-        ).fetchall()
-    )
-    is_measured = measured is not None and measured.mean_ns is not None
-    device_times, bounds, ends = [], {}, [0] * len(deep)
-    if has_device:
-        work = ondevice.work_of(trace, rank, deep)
-        bounds = ondevice.block_ends(work, deep)
-        device_times = ondevice.device_times(
-            work, ondevice.host_waits(trace, rank), deep, bounds, collectives.waiting if collectives else None
-        )
-        if measured is not None:
-            ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
-    detailed = onhost.host_times(trace, rank, deep, ends, collectives)
-    outer = detailed
-    if {window.step for window in shallow} != {window.step for window in deep}:
-        outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
-    wall_ns = sum(stop - start for start, stop in bounds.values()) if bounds else _host_ns(deep)
-    if is_measured:
-        assert measured is not None
-        time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / len(deep) for each in device_times])
-        host = _host_of_loop(trace, measured, time, outer, detailed, shallow, deep, bool(device_times))
-        represented = Representation(trace, measured, strata.Part.ITERATION, deep)
-        are_whole = all(window.has_before for window in deep)
-        devices = [
-            _device_of_loop(each, len(deep), time, host, wall_ns, represented, are_whole) for each in device_times
-        ]
+    seen = _recordings(trace, rank, recorded, measured, believes_devices, collectives)
+    if measured is not None and measured.mean_ns is not None:
+        time, host, devices = _sides_of_loop(trace, measured, seen)
     else:
-        each_ns = [float(window.end_ns - window.start_ns) for window in deep]
-        # the host, ahead of a device, also waits for work that was launched before: that is no iteration's time
-        tail_ns = wall_ns - sum(each_ns)
-        before_ns = min(
-            max(0, int(tail_ns)),
-            max((each.earlier_ns for each in device_times), default=0),
-            *(each.wall_ns - each.busy_ns for each in device_times),
-        )
-        tail_ns = (tail_ns - before_ns) / len(deep)
-        time = _time(None, [ns + tail_ns for ns in each_ns])
-        host = _host_as_recorded(detailed, tail_ns)
-        devices = [_closed(ondevice.side(each, len(deep), RECORDED, before_ns), time) for each in device_times]
-    unit = names.ITERATION if any(window.step is not None for window in deep) else "window"
+        time, host, devices = _sides_as_recorded(seen)
+    unit = names.ITERATION if any(window.step is not None for window in seen.deep) else "window"
     account = Iterations(
         rank,
         kind,
@@ -243,7 +250,7 @@ def _of_rank(
         unit,
         measured.steps if measured is not None else len(recorded),
         measured.recorded if measured is not None else len(recorded),
-        len(deep),
+        len(seen.deep),
         time,
         host,
         tuple(devices),
@@ -251,13 +258,82 @@ def _of_rank(
         samples_per_s=measured.samples_per_s if measured is not None else None,
         at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
     )
-    account = replace(
-        account, limit=_limit(account, believes_devices, _has_calls(trace, rank), _least_host_ms(trace, rank, kind))
-    )
+    limit = _limit(account, believes_devices, _has_calls(trace, rank), _least_host_ms(trace, rank, kind))
     earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)
-    account = replace(account, earlier=earlier)
-    gaps = [(each.device, each.gaps) for each in device_times]
-    return places.with_places(trace, account, deep, detailed.phases, gaps)
+    account = replace(account, limit=limit, earlier=earlier)
+    gaps = [(each.device, each.gaps) for each in seen.devices]
+    return places.with_places(trace, account, seen.deep, seen.detailed.phases, gaps)
+
+
+def _recordings(
+    trace: Trace,
+    rank: int,
+    recorded: Sequence[Window],
+    measured: Iteration | None,
+    believes_devices: bool,
+    collectives: Collectives | None,
+) -> _Recordings:
+    deepest = max(window.rung for window in recorded)
+    # without a loop the levels did not take turns: a step that holds less did less
+    deep = [window for window in recorded if window.rung == deepest or measured is None]
+    shallow = deep
+    if measured is not None:
+        shallow_rung = min((window.rung for window in recorded if window.rung >= Level.MODEL), default=deepest)
+        shallow = [window for window in recorded if window.rung == shallow_rung]
+        shallow = _with_other_strata(trace, measured, shallow, recorded)
+    devices: Sequence[ondevice.DeviceTimes] = ()
+    wall_ns, ends = _host_ns(deep), [0] * len(deep)
+    if believes_devices and _has_device_work(trace, rank):
+        work = ondevice.work_of(trace, rank, deep)
+        bounds = ondevice.block_ends(work, deep)
+        devices = ondevice.device_times(
+            work, ondevice.host_waits(trace, rank), deep, bounds, collectives.waiting if collectives else None
+        )
+        if bounds:
+            wall_ns = sum(stop - start for start, stop in bounds.values())
+        if measured is not None:
+            ends = [int(max(work.end[work.owner == index], default=0)) for index in range(len(deep))]
+    detailed = outer = onhost.host_times(trace, rank, deep, ends, collectives)
+    if {window.step for window in shallow} != {window.step for window in deep}:
+        outer = onhost.host_times(trace, rank, shallow, [0] * len(shallow))
+    return _Recordings(deep, shallow, detailed, outer, devices, wall_ns)
+
+
+def _has_device_work(trace: Trace, rank: int) -> bool:
+    query = (
+        f"SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND rank = ? AND timed IS NOT false "
+        f"AND kind IN ('{Kind.KERNEL}', '{Kind.COPY}') LIMIT 1"
+    )
+    return bool(trace.con.execute(query, [rank]).fetchall())
+
+
+def _sides_of_loop(trace: Trace, measured: Iteration, seen: _Recordings) -> tuple[Entry, Side, list[Side]]:
+    """Return the time of an iteration that ran without recording, and the sides of host and devices."""
+    count = len(seen.deep)
+    time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / count for each in seen.devices])
+    host = _host_of_loop(trace, measured, time, seen)
+    represented = Representation(trace, measured, strata.Part.ITERATION, seen.deep)
+    are_whole = all(window.has_before for window in seen.deep)
+    return time, host, [
+        _device_of_loop(each, count, time, host, seen.wall_ns, represented, are_whole) for each in seen.devices
+    ]  # fmt: skip
+
+
+def _sides_as_recorded(seen: _Recordings) -> tuple[Entry, Side, list[Side]]:
+    """Return the time of recorded iterations, and the sides of host and devices."""
+    count = len(seen.deep)
+    each_ns = [float(window.end_ns - window.start_ns) for window in seen.deep]
+    # the host, ahead of a device, also waits for work that was launched before: that is no iteration's time
+    tail_ns = seen.wall_ns - sum(each_ns)
+    before_ns = min(
+        max(0, int(tail_ns)),
+        max((each.earlier_ns for each in seen.devices), default=0),
+        *(each.wall_ns - each.busy_ns for each in seen.devices),
+    )
+    tail_ns = (tail_ns - before_ns) / count
+    time = _time(None, [ns + tail_ns for ns in each_ns])
+    host = _host_as_recorded(seen.detailed, tail_ns)
+    return time, host, [_closed(ondevice.side(each, count, RECORDED, before_ns), time) for each in seen.devices]
 
 
 def _host_ns(recorded: Sequence[Window]) -> int:
@@ -326,68 +402,25 @@ def _ordered(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: -(entry.ms or 0.0)))
 
 
-def _host_of_loop(
-    trace: Trace, measured: Iteration, time: Entry, outer: HostTimes, detailed: HostTimes, recorded: Sequence[Window],
-    deep: Sequence[Window], has_device: bool,
-) -> Side:  # fmt: skip
+def _host_of_loop(trace: Trace, measured: Iteration, time: Entry, seen: _Recordings) -> Side:
     """Return the host side of an iteration that was timed without recording; recordings give the shares of its parts.
 
     Args:
         trace: the trace.
         measured: the iteration, from the loop.
         time: its time.
-        outer: what the host did in the recorded iterations with least detail, which are slowed least.
-        detailed: what it did in those with most detail.
-        recorded: the iterations of `outer`.
-        deep: the iterations of `detailed`.
-        has_device: whether the program used a device.
+        seen: what recorded iterations show.
     """
     step_ns, data_ns, between_ns = measured.step_ns or 0.0, measured.data_ns or 0.0, measured.between_ns or 0.0
-    represented = Representation(trace, measured, strata.Part.STEP, recorded)
-    in_step = {
-        name: represented.mean(values)
-        for name, values in outer.phase_ns.items()
-        if name not in (names.BETWEEN, names.DATA) and name not in outer.of_models
-    }
-    # waits for data in the step are in both figures of the loop
-    before_ns = sum(_before_step(outer, recorded)) / max(1, len(recorded))
-    data_in_step_ns = 0.0
-    if names.DATA in outer.phase_ns and data_ns:
-        seen = represented.mean(outer.phase_ns[names.DATA])
-        data_in_step_ns = min(data_ns, step_ns, max(0.0, seen - before_ns))
-    # recorded steps wait at their ends for the device; others wait there only as long as their time shows
-    drained_ns = min(float(detailed.drained_ns.mean()), in_step.get(names.OUTSIDE, 0.0))
-    own_ns = sum(in_step.values()) - drained_ns
-    drained_ns -= min(drained_ns, max(0.0, step_ns - data_in_step_ns - own_ns))
-    if drained_ns:
-        in_step[names.OUTSIDE] -= drained_ns
-    if not has_device and measured.mean_ns is not None:  # the loop subtracts waits in the step from the time before it
+    represented = Representation(trace, measured, strata.Part.STEP, seen.shallow)
+    data_in_step_ns = _data_in_step_ns(seen, represented, data_ns, step_ns)
+    if not seen.devices and measured.mean_ns is not None:
+        # the loop subtracts waits in the step from the time before it
         between_ns = max(0.0, measured.mean_ns - step_ns - (data_ns - data_in_step_ns))
-    whole_ns = sum(in_step.values())
-    # a host ahead of its device waits in some steps for a full queue; short steps are slow after recorded ones
-    knows_slow = not has_device and step_ns >= SHORT_NS and represented.unseen >= MIN_UNSEEN_SHARE
-    unseen_ns = represented.unseen * step_ns if knows_slow else 0.0
-    scale = max(0.0, step_ns - data_in_step_ns - unseen_ns) / whole_ns if whole_ns else 0.0
-    entries = []
-    for name, ns in in_step.items():
-        if not ns:
-            continue
-        ms, less_ns = ns * scale / 1e6, drained_ns if name == names.OUTSIDE else 0.0
-        bounds = represented.interval(
-            [max(0.0, value - less_ns) * scale / 1e6 for value in outer.phase_ns[name].tolist()]
-        )
-        low, high = (max(0.0, bounds.low), bounds.high + unseen_ns / 1e6) if bounds is not None else (None, None)
-        entries.append(Entry(name, ms, BARE, low, high, _children(detailed, name, ms, RECORDED, less_ns)))
-    if whole_ns and unseen_ns:
-        unseen_ms = (step_ns - data_in_step_ns) / 1e6 - whole_ns * scale / 1e6
-        entries.append(Entry(names.UNLIKE, unseen_ms, BARE, place=represented.slow_steps, place_ms=unseen_ms))
-    if not whole_ns and step_ns:
-        entries.append(Entry(names.OUTSIDE, (step_ns - data_in_step_ns) / 1e6, BARE))
-    for entry in _outside_steps(measured):
-        if entry.name == names.DATA:
-            entries.append(entry)
+    entries, drained_ns = _in_step(seen, represented, step_ns, step_ns - data_in_step_ns)
+    entries += [entry for entry in _outside_steps(measured) if entry.name == names.DATA]
     if between_ns:
-        entry = _between(trace, measured, between_ns, detailed, deep, drained_ns)
+        entry = _between(trace, measured, between_ns, seen.detailed, seen.deep, drained_ns)
         ends = measured.between_interval
         if ends is not None and measured.between_ns:
             ends = ends.scale(between_ns / measured.between_ns / 1e6)
@@ -399,6 +432,59 @@ def _host_of_loop(
     if rest_ms > 1e-6:  # the device's backlog, which the host waits for when it is full
         entries.append(Entry(names.DRAINING, rest_ms, BARE))
     return _closed(Side("host", _ordered(entries)), time)
+
+
+def _data_in_step_ns(seen: _Recordings, represented: Representation, data_ns: float, step_ns: float) -> float:
+    """Return the wait for data in a step, which the loop's figures of the step and of the wait both contain."""
+    if names.DATA not in seen.outer.phase_ns or not data_ns:
+        return 0.0
+    before_ns = sum(_before_step(seen.outer, seen.shallow)) / max(1, len(seen.shallow))
+    return min(data_ns, step_ns, max(0.0, represented.mean(seen.outer.phase_ns[names.DATA]) - before_ns))
+
+
+def _in_step(
+    seen: _Recordings, represented: Representation, step_ns: float, own_ns: float
+) -> tuple[list[Entry], float]:
+    """Return the phases of a step that was timed without recording, and the waiting at its end to leave out.
+
+    Recorded steps wait at their ends for the device; others wait there only as long as their time shows.
+
+    Args:
+        seen: what recorded iterations show.
+        represented: how many steps each of `seen.shallow` stands for.
+        step_ns: time of the step.
+        own_ns: the same without waiting for data.
+    """
+    in_step = {
+        name: represented.mean(values)
+        for name, values in seen.outer.phase_ns.items()
+        if name not in (names.BETWEEN, names.DATA) and name not in seen.outer.of_models
+    }
+    drained_ns = min(float(seen.detailed.drained_ns.mean()), in_step.get(names.OUTSIDE, 0.0))
+    drained_ns -= min(drained_ns, max(0.0, own_ns - (sum(in_step.values()) - drained_ns)))
+    if drained_ns:
+        in_step[names.OUTSIDE] -= drained_ns
+    whole_ns = sum(in_step.values())
+    if not whole_ns:
+        return ([Entry(names.OUTSIDE, own_ns / 1e6, BARE)] if step_ns else []), drained_ns
+    # a host ahead of its device waits in some steps for a full queue; short steps are slow after recorded ones
+    knows_slow = not seen.devices and step_ns >= SHORT_NS and represented.unseen >= MIN_UNSEEN_SHARE
+    unseen_ns = represented.unseen * step_ns if knows_slow else 0.0
+    scale = max(0.0, own_ns - unseen_ns) / whole_ns
+    entries = []
+    for name, ns in in_step.items():
+        if not ns:
+            continue
+        ms, less_ns = ns * scale / 1e6, drained_ns if name == names.OUTSIDE else 0.0
+        bounds = represented.interval(
+            [max(0.0, value - less_ns) * scale / 1e6 for value in seen.outer.phase_ns[name].tolist()]
+        )
+        low, high = (max(0.0, bounds.low), bounds.high + unseen_ns / 1e6) if bounds is not None else (None, None)
+        entries.append(Entry(name, ms, BARE, low, high, _children(seen.detailed, name, ms, RECORDED, less_ns)))
+    if unseen_ns:
+        unseen_ms = own_ns / 1e6 - whole_ns * scale / 1e6
+        entries.append(Entry(names.UNLIKE, unseen_ms, BARE, place=represented.slow_steps, place_ms=unseen_ms))
+    return entries, drained_ns
 
 
 def _between(

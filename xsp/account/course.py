@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from xsp import stats
+from xsp import frameworks, stats
 from xsp.account import entries as names
 from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIterations
 from xsp.schema import Kind, Level
@@ -247,7 +247,7 @@ def _first(trace: Trace, rows: Mapping[str, Any], slow: Sequence[SlowIterations]
 
 def is_compiled(trace: Trace) -> bool:
     """Return whether code that a compiler made ran in the program."""
-    return bool(
+    return trace.run.framework in frameworks.COMPILED or bool(
         trace.con.execute(
             f"""
             SELECT 1 FROM spans WHERE level = {int(Level.KERNEL)} AND starts_with(name, 'triton_')

@@ -89,8 +89,8 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
 
 def _owners(start: Times, device: Times, stream: Times, launch: Times, iterations: Sequence[Window]) -> Times:
     """Return the iteration of each piece of work: that of its launch, else of its neighbours on its stream."""
-    begins = np.array([window.start_ns for window in iterations], np.int64)
-    ends = np.array([window.end_ns for window in iterations], np.int64)
+    on_host = [window.on_host or (window.start_ns, window.end_ns) for window in iterations]
+    begins, ends = np.array(on_host, np.int64).reshape(-1, 2).T
 
     def index_of(times: Times) -> Times:
         index = np.searchsorted(begins, times, "right") - 1
@@ -271,7 +271,7 @@ def _gaps(work: Work, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequ
     found: list[Gap] = []
     starts = work.start[rows]
     followers = np.searchsorted(starts, gaps[1], "left")
-    begins = np.array([window.start_ns for window in iterations], np.int64)
+    begins = np.array([(window.on_host or (window.start_ns, 0))[0] for window in iterations], np.int64)
     first_launches = _first_launches(work, rows, len(iterations))
     for begin, stop, place in zip(gaps[0].tolist(), gaps[1].tolist(), followers.tolist(), strict=True):
         if place >= len(rows) or int(starts[place]) != stop:

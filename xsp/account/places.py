@@ -61,7 +61,7 @@ def with_places(
     devices = []
     for side in account.devices:
         device_gaps = next((each for device, each in gaps if device == side.device), ())
-        work = _module_on_device(trace, account.rank, side.device or 0, len(recorded))
+        work = _module_on_device(trace, account.rank, side.device or 0, recorded)
         idle = {cause: _gap_place(trace, account.rank, recorded, device_gaps, cause) for cause in _HOST_CAUSES}
         devices.append(
             replace(side, entries=tuple(_named(entry, {names.BUSY: work, **idle}) for entry in side.entries))
@@ -183,7 +183,7 @@ def _many(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> 
 
 def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place | None:
     """Return the module, or the class of modules, with most time of its own on the host in a phase."""
-    if account.rank != trace.rank:
+    if (account.rank, account.kind) != (trace.rank, trace.kind):
         return None
     rows = trace.con.execute(
         f"""
@@ -275,15 +275,18 @@ def _line(trace: Trace, rank: int) -> _Place | None:
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-def _module_on_device(trace: Trace, rank: int, device: int, count: int) -> _Place | None:
+def _module_on_device(trace: Trace, rank: int, device: int, recorded: Sequence[Window]) -> _Place | None:
     """Return the class of modules, or the module, whose own kernels take most of a device's time."""
+    count = len(recorded)
+    is_one_of_several = recorded[0].kind is not None
+    of_kind = f"AND w.step IN ({', '.join(str(window.step) for window in recorded)})" if is_one_of_several else ""
     rows = trace.con.execute(
         f"""
         WITH work AS (
             SELECT coalesce(layer.type, layer.name) AS type, layer.name, w.dur_ns, w.span_id
             FROM {tables(trace).device_work} w JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id
                  AND layer.span_id = w.layer_id AND layer.level = {int(Level.LAYER)}
-            WHERE w.rank = ? AND coalesce(w.device, 0) = ?
+            WHERE w.rank = ? AND coalesce(w.device, 0) = ? {of_kind}
         )
         SELECT type, sum(dur_ns)::DOUBLE / 1e6, count(*)::DOUBLE, count(DISTINCT name), any_value(name),
                list(span_id ORDER BY dur_ns DESC)[:{MOST_SPANS}] FROM work GROUP BY type ORDER BY 2 DESC LIMIT 1

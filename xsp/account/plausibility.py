@@ -25,6 +25,13 @@ _NO_WORK_NEEDED = "Memset|MemPrefetch|HostFunc|EventRecord|Malloc|Free"
 
 def doubts(trace: Trace) -> Iterator[Doubt]:
     """Yield what is impossible or missing; nothing for a trace without any device."""
+    if trace.run.timeline is False:
+        text = (
+            "the profile has sums by place and no moments, so how long an iteration took, what ran side by side and "
+            "when devices were idle is not in it; `ops` and `kernel-classes` have its times"
+        )
+        yield Doubt("timeline", text, "C", frozenset({"busy", "cause"}))
+        return
     has_device = trace.con.execute(f"SELECT 1 FROM spans WHERE level >= {int(Level.RUNTIME)} LIMIT 1").fetchall()
     if has_device:
         launches(trace)

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xsp import account
+from xsp import account, frameworks
 from xsp.advise import combinedgain, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
 from xsp.advise.combinedgain import CombinedGain
@@ -81,7 +81,11 @@ def of(
             continue
         except XspError as error:
             unanswered[question.name] = str(error)
+    framework = context.trace.run.framework if context.trace is not None else None
+    advice, foreign = _in_words_of(framework, advice)
     selected, left_out = _select_pieces(_one_per_trial(_bounded(context, advice)), same_numbers)
+    if foreign and framework is not None:
+        left_out[f"need PyTorch, and the program uses {frameworks.TITLES.get(framework, framework)}"] = foreign
     name = context.trace.name if context.trace is not None else context.source or "model"
     specific = {piece.side for piece in selected if not piece.general and piece.gain_known and not piece.option}
     ordered = tuple(sorted(selected, key=lambda piece: _sort_key(piece, specific)))
@@ -95,6 +99,18 @@ def of(
         _ideal(context) if max_needs >= Needs.BOUND and not only else (),
         combinedgain.plan([piece for piece in ordered if not piece.option]),
     )
+
+
+def _in_words_of(framework: str | None, pieces: Sequence[Advice]) -> tuple[list[Advice], int]:
+    """Return the pieces in words of the program's framework, and the number of those that only PyTorch's users can
+    follow."""
+    translated = []
+    for piece in pieces:
+        texts = [frameworks.in_words_of(framework, text) for text in (piece.do, *piece.why)]
+        if None not in texts:
+            do, *why = [text for text in texts if text is not None]
+            translated.append(replace(piece, do=do, why=tuple(why)))
+    return translated, len(pieces) - len(translated)
 
 
 def _with_doubt(pieces: Sequence[Advice], doubt: str | None) -> list[Advice]:

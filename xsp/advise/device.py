@@ -146,7 +146,7 @@ def pieces(answers: Answers, account: Account, known_only: bool = False) -> list
 def iterations_in_all(account: Account) -> int:
     """Return the number of recorded iterations of all devices together: work of all of them divided by it is the
     work of one device in one iteration."""
-    return max(1, sum(each.detailed * max(1, len(each.devices)) for each in account.ranks))
+    return max(1, sum(each.detailed * max(1, len(each.devices)) for each in account.iterations))
 
 
 def _late_rank(account: Account) -> Iterator[Piece]:

@@ -8,12 +8,19 @@ from typing import Any
 
 import duckdb
 
-from xsp import table
+from xsp import frameworks, table
 from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column, Level
 from xsp.store.trace import Trace
 
 Table = duckdb.DuckDBPyRelation
+
+
+SUMS = frozenset(
+    {"health", "kernel-classes", "tensor-cores", "attention", "fusible", "A8", "A9", "A10", "A11", "A14", "modules",
+     "module-classes", "ops"}
+)  # fmt: skip
+"""Analyses that only add up durations: they also answer for a profile that has no moments."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +54,20 @@ class Analysis:
 
     def refusal(self, trace: Trace) -> str | None:
         """Return why the analysis cannot run on this trace, or None if it can."""
+        if trace.run.timeline is False and self.id not in SUMS:
+            return (
+                f"{self.id} ({self.title}) needs to know when spans ran, and {trace.name!r} has sums by place "
+                "without a timeline; `ops` and `kernel-classes` answer"
+            )
         missing = [level for level in self.needs if not self._holds(trace, level)]
         if missing:
             names = ", ".join(level.name.lower() for level in missing)
             requirement = "device work of a GPU" if missing == [Level.KERNEL] else f"the {names} level"
-            return (
-                f"{self.id} ({self.title}) needs {requirement}, and {trace.name!r} holds no such span "
-                f"{_recording_hint(trace, missing)}"
-            )
+            reason: str | None = f"needs {requirement}, and {trace.name!r} holds no such span"
+            return f"{self.id} ({self.title}) {reason} {_recording_hint(trace, missing)}"
         reason = self.unless(trace) if self.unless is not None else None
+        # a reason that tells only users of PyTorch what to do ends before that
+        reason = reason and (frameworks.in_words_of(trace.run.framework, reason) or reason.partition(";")[0])
         return reason and f"{self.id} ({self.title}): {reason}"
 
     def _holds(self, trace: Trace, level: Level) -> bool:
@@ -74,7 +86,8 @@ class Analysis:
 
 def _recording_hint(trace: Trace, missing: Sequence[Level]) -> str:
     if trace.run.imported is not None and trace.run.xsp is None:  # recorded by another profiler
-        return "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
+        hint = "(imported); torch.profiler records modules with with_stack and with_modules, shapes with record_shapes"
+        return frameworks.in_words_of(trace.run.framework, hint) or "(imported)"
     if any(rung.level >= max(missing) and rung.steps for rung in trace.rungs) and Level.KERNEL not in missing:
         reason = ": no module was called in them" if Level.LAYER in missing else ""
         return f"(steps were recorded at this depth, and hold none{reason})"

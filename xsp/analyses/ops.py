@@ -105,6 +105,17 @@ _RATES = f"""
     coalesce({share("gflop_per_s", _ROOF)}, CASE WHEN tflop_per_s IS NULL
              THEN {share("tb_per_s * 1e3", "bandwidth_gbyte_per_s")} END) AS roof_percent
 """
+_ABOVE_ROOF = """
+    CASE WHEN roof_percent <= 105 OR roof_percent IS NULL THEN NULL
+         WHEN gflop_per_s IS NULL OR gflop_per_s <= peak_gflop_per_s
+         THEN 'from caches: memory was read less than the shapes say'
+         WHEN regexp_matches(longest_kernel, 'winograd', 'i') THEN 'Winograd: fewer products than are counted'
+         WHEN regexp_matches(longest_kernel, 'sparse|spmma|sp24', 'i') THEN 'sparsity: fewer products than are counted'
+         WHEN regexp_matches(longest_kernel, 'fft', 'i') THEN 'Fourier transforms: fewer products than are counted'
+         ELSE 'doubtful: more than the device can do' END
+"""
+"""Why a rate is above the roof, which is no error where less was done than is counted."""
+
 _RATE_COLUMNS = f"""
     tb_per_s, flop_per_byte, {memory_bound("flop_per_byte", "ideal")} AS memory_bound, precision,
     least_tflop_per_s, most_tflop_per_s, least_tb_per_s, most_tb_per_s
@@ -127,7 +138,7 @@ def operators(trace: Trace) -> Table:
     `tflop_per_s` and `tb_per_s` are of the kernels of all calls together, over the time of those whose operations and
     bytes are known; `least_` and `most_` are of the slowest and the fastest call. `roof_percent` is their share of the
     roof at this arithmetic intensity or, if only the bytes are known, of the bandwidth. Bytes derived from shapes may
-    have come from a cache, which gives more than 100 %.
+    have come from a cache, which gives more than 100 %; `above_roof` names the reason for more than 105 %.
 
     `host_self_ms` is the operator's time on the host without the operators inside, as in
     `key_averages(group_by_input_shape=True)` of torch.profiler; it adds up to the time of the outermost operators, and
@@ -180,7 +191,7 @@ def operators(trace: Trace) -> Table:
                    sum(self_ns) AS self_ns, sum(ns) AS ns, sum(flops)::BIGINT AS flops
             FROM each_call GROUP BY device, name, input_shapes, dtype, phase
         )
-        SELECT name, device, {columns}, ns / 1e6 AS host_ms, flops, longest_kernel
+        SELECT name, device, {columns}, ns / 1e6 AS host_ms, flops, longest_kernel, {_ABOVE_ROOF} AS above_roof
         FROM grouped LEFT JOIN roofs USING (precision)
         ORDER BY device NULLS FIRST, device_ms DESC NULLS LAST, host_self_ms DESC NULLS LAST, name, shapes, dtype, phase
         """

@@ -17,7 +17,7 @@ NONE = np.iinfo(np.int64).min
 
 RULES: tuple[Rule | None, ...] = (
     None, Rule.CONTAINMENT, Rule.SEQUENCE, Rule.CORRELATION, Rule.GRAPH, Rule.EXTERNAL, Rule.EXPLICIT, Rule.SERIALISED,
-    Rule.CAPTURE, Rule.PROVENANCE,
+    Rule.CAPTURE, Rule.PROVENANCE, Rule.ORDER,
 )  # fmt: skip
 """The evidence for a parent, indexed by the number in `Parents.rule`."""
 

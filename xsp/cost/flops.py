@@ -2,15 +2,20 @@
 
 Convention: a multiply-add is two operations; matrix products, convolutions and attention are counted,
 element-wise work, reductions and normalisation are not (as in fvcore and torch.utils.flop_counter). Dense
-work is counted even if masks make parts of it superfluous. Operations on 8-bit and 4-bit numbers count like those on
-any other type. A product of complex numbers counts as the four real products that it takes; a convolution of complex
-images as three, since PyTorch computes it by three real convolutions. Fourier transforms count none.
+work is counted even if masks make parts of it superfluous, except for causal attention: if a call states that it is
+causal, only the pairs of query and key count that the mask leaves, about half of them (fvcore and torch's counter count
+all). A mask that is a tensor leaves an unknown number of pairs, so all count. Operations on 8-bit and 4-bit numbers
+count like those on any other type. A product of complex numbers counts as the four real products that it takes; a
+convolution of complex images as three, since PyTorch computes it by three real convolutions. Fourier transforms count
+none.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -40,7 +45,7 @@ def flops(
     Returns:
         The number; None for an operator without a formula, or with other inputs than the formula expects.
     """
-    short_name = name.removeprefix("aten::")
+    short_name = _NUMBER_OF_CALL.sub("", name.removeprefix("aten::"))
     formula = FORMULAS.get(short_name)
     if formula is None:
         return None
@@ -59,6 +64,9 @@ def real_products(name: str, dtypes: Sequence[str]) -> int:
         return 1
     return 3 if _COMPLEX_CONVOLUTION.match(name) else 4
 
+
+_NUMBER_OF_CALL = re.compile(r"(?<=^sage_fwd)_\d+$")
+"""Number that Inductor adds to the name of a kernel of the user, by which its profiler calls the operator."""
 
 _COMPLEX_CONVOLUTION = re.compile(r"aten::conv(_transpose)?[123]d$")
 """Operators that call three real convolutions if their image is complex."""
@@ -115,19 +123,56 @@ def _linear(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     return 2 * prod(shapes[0]) * prod(outputs)
 
 
-def _attention(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
-    """Count query times key, then weights times value: (batch, heads, length, width) each."""
-    query, key, value = shapes[offset : offset + 3]
-    if not len(query) == len(key) == len(value) == 4:
-        raise ValueError("not batches of heads")
-    return attention(query, key, value)
+class Causal(enum.Enum):
+    """Which pairs a causal mask leaves where there are more keys than queries, or fewer."""
+
+    FROM_START = "the first query sees the first key"
+    FROM_END = "the last query sees the last key"
 
 
-def attention(query: Shape, key: Shape, value: Shape) -> int:
+def pairs(queries: int, keys: int, causal: Causal | None = None) -> int:
+    """Return the pairs of a query and a key that a causal mask leaves; all of them without one."""
+    if causal is None:
+        return queries * keys
+    if causal is Causal.FROM_START:
+        seen = min(queries, keys)
+        return seen * (seen + 1) // 2 + (queries - seen) * keys
+    least = max(0, keys - queries)  # keys that even the first query that sees any sees besides its own
+    rows = min(queries, keys)
+    return rows * least + rows * (rows + 1) // 2
+
+
+def _attention(
+    causal: int, offset: int = 0, by_length: bool = False, mask: Causal = Causal.FROM_START
+) -> Callable[[Sequence[Shape], Sequence[Any]], int]:
+    """Return the formula of query times key, then weights times value.
+
+    Args:
+        causal: position of the input that states whether attention is causal: a truth value, or xFormers' type of mask
+            (0 none, 1 from the first query on, 2 from the last query back).
+        offset: position of the query, which key and value follow.
+        by_length: whether they are (batch, length, heads, width) instead of (batch, heads, length, width).
+        mask: which pairs a truth value leaves.
+    """
+
+    def formula(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+        query, key, value = shapes[offset : offset + 3]
+        if not len(query) == len(key) == len(value) == 4:
+            raise ValueError("not batches of heads")
+        if by_length:
+            query, key, value = ((b, h, n, w) for b, n, h, w in (query, key, value))
+        stated = str(scalars[causal]).lower() if causal < len(scalars) else ""
+        masks = {"true": mask, "1": mask, "2": Causal.FROM_END}
+        return attention(query, key, value, masks.get(stated))
+
+    return formula
+
+
+def attention(query: Shape, key: Shape, value: Shape, causal: Causal | None = None) -> int:
     """Return the operations of query times key, and of weights times value, with any number of batch dimensions.
 
     Batch dimensions of length 1 are broadcast. The heads of keys and values may be shared by several heads of the
-    query.
+    query. With a causal mask only the pairs count that it leaves.
     """
 
     def batch(*shapes: Shape) -> int:
@@ -135,19 +180,33 @@ def attention(query: Shape, key: Shape, value: Shape) -> int:
         padded = [[1] * (rank - len(shape)) + list(shape[:-2]) for shape in shapes]
         return prod(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
 
-    scores = query[-2] * key[-2]
+    scores = pairs(query[-2], key[-2], causal)
     return 2 * scores * (batch(query, key) * query[-1] + batch(query, key, value) * value[-1])
 
 
-def _attention_by_length(shapes: Sequence[Shape], scalars: Sequence[Any], offset: int = 0) -> int:
-    """Count attention whose inputs are (batch, length, heads, width) each."""
-    query, key, value = ((b, h, n, w) for b, n, h, w in shapes[offset : offset + 3])
-    return _attention([query, key, value], scalars)
+def _sage_attention(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count attention on 8-bit numbers; the next inputs, of three dimensions, have a scale for each head and block.
+
+    The scales tell whether heads come before lengths. Whether the mask is causal is part of the kernel, not an input.
+    """
+    query, key, value = shapes[:3]
+    scales = [shape for shape in shapes[3:] if len(shape) == 3]
+    batch, heads = scales[0][:2]
+    if query[:2] == [batch, heads] and key[0] == value[0] == batch:
+        return attention(query, key, value)
+    if query[0] == batch and query[2] == heads:
+        query, key, value = ((b, h, n, w) for b, n, h, w in (query, key, value))
+        return attention(query, key, value)
+    raise ValueError("scales that are not those of the query")
 
 
-def _backward(attention: Callable[..., int]) -> Formula:
-    """Return the formula of the backward pass, five products for two: the weights, and two gradients per product."""
-    return lambda shapes, scalars: 5 * attention(shapes, scalars, offset=1) // 2
+def _attention_backward(causal: int, by_length: bool = False, mask: Causal = Causal.FROM_START) -> Formula:
+    """Return the formula of the backward pass, five products for two: the weights, and two gradients per product.
+
+    Arguments as for `_attention`; the gradient of the result is the first input.
+    """
+    forward = _attention(causal, 1, by_length, mask)
+    return lambda shapes, scalars: 5 * forward(shapes, scalars) // 2
 
 
 def _grouped(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
@@ -263,6 +322,9 @@ def _library_names(names: str, *libraries: str) -> list[str]:
     return [f"{library}_{name}" for name in names.split() for library in libraries]
 
 
+NOWHERE = sys.maxsize
+"""Position of an option that is not at the same position in all versions of an operator."""
+
 _DILATED = ("slow_conv_dilated2d", "slow_conv_dilated3d")
 
 FORMULAS: dict[str, Formula] = {
@@ -355,23 +417,34 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(
         _library_names("convolution_transpose_backward_weight", "cudnn", "miopen"), _transposed_weight_gradient
     ),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_cudnn_attention": _attention,
-    "_cudnn_attention_forward": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _backward(_attention),
-    "_scaled_dot_product_flash_attention_backward": _backward(_attention),
-    "_scaled_dot_product_efficient_attention_backward": _backward(_attention),
-    "_scaled_dot_product_cudnn_attention_backward": _backward(_attention),
-    "_flash_attention_forward": _attention_by_length,
-    "_efficient_attention_forward": _attention_by_length,
-    "_flash_attention_backward": _backward(_attention_by_length),
-    "_efficient_attention_backward": _backward(_attention_by_length),
-    "flash_attn::_flash_attn_forward": _attention_by_length,
-    "flash_attn::_flash_attn_backward": _backward(_attention_by_length),
-    **dict.fromkeys(("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"), _attention_by_length),
-    **dict.fromkeys(("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"), _backward(_attention_by_length)),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(4),
+    "_scaled_dot_product_flash_attention": _attention(4),
+    "_scaled_dot_product_efficient_attention": _attention(6),
+    "_scaled_dot_product_cudnn_attention": _attention(6),
+    "_cudnn_attention_forward": _attention(10),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward(7),
+    "_scaled_dot_product_flash_attention_backward": _attention_backward(11),
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward(11),
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward(14),
+    "_flash_attention_forward": _attention(8, by_length=True, mask=Causal.FROM_END),
+    "_efficient_attention_forward": _attention(9, by_length=True),
+    "_flash_attention_backward": _attention_backward(11, by_length=True, mask=Causal.FROM_END),
+    "_efficient_attention_backward": _attention_backward(14, by_length=True),
+    "flash_attn::_flash_attn_forward": _attention(5, by_length=True, mask=Causal.FROM_END),
+    "flash_attn::_flash_attn_backward": _attention_backward(11, by_length=True, mask=Causal.FROM_END),
+    # AITER: the query first, or the result before it; the gradient of the result before it in the backward pass
+    **dict.fromkeys(("aiter::mha_fwd", "aiter::fmha_v3_fwd"), _attention(5, by_length=True, mask=Causal.FROM_END)),
+    "aiter::wrapper_fmha_v3_fwd": _attention(6, 1, by_length=True, mask=Causal.FROM_END),
+    **dict.fromkeys(
+        ("aiter::mha_bwd", "aiter::fmha_v3_bwd"), _attention_backward(8, by_length=True, mask=Causal.FROM_END)
+    ),
+    "aiter::wrapper_fmha_v3_bwd": _attention_backward(9, by_length=True, mask=Causal.FROM_END),
+    "sage_fwd": _sage_attention,
+    # versions of these have their options at other positions: all pairs count
+    **dict.fromkeys(("flash_attn_3::fwd", "flash_attn_3::_flash_attn_forward"), _attention(NOWHERE, by_length=True)),
+    **dict.fromkeys(
+        ("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward"), _attention_backward(NOWHERE, by_length=True)
+    ),
 }
 """Operator → formula over its inputs; only operators that do the work themselves or call such an operator directly.
 

@@ -50,7 +50,7 @@ CLASS_RULES: Rules = (
     (r"reshape_and_cache|kv_?cache_?(copy|store)", "copy"),
     # FlashAttention, cuDNN's and xFormers' fused attention, FlashInfer, CK and AOTriton
     (r"flash_?(attn|attention|fwd|bwd|mla|infer|fprop|bprop|decod)|flash::|fmha|sdpa", "attention"),
-    (r"attention|attn|(^|_|:)mha_|_mla_|Batch(Prefill|Decode)With", "attention"),
+    (r"attention|attn|(^|_|:)mha_|^sage_fwd|_mla_|Batch(Prefill|Decode)With", "attention"),
     # cuDNN (scudnn, hcudnn, s884cudnn …), its xmma and CUTLASS kernels, MIOpen and CK
     (r"fprop|dgrad|wgrad|winograd|[a-z0-9]_?[shi](16816|1688|884)?cudnn|implicit_gemm|ImplicitGemm", "convolution"),
     (r"conv(\d|_|olution|olve|fwd|bwd|wrw|direct|kernel|asm|$)", "convolution"),

@@ -294,8 +294,10 @@ def _product(call: Call) -> int:
 
 
 def _attention(call: Call) -> int:
-    """Return the operations of query times key, and weights times value; masks do not matter."""
-    return trace_formulas.attention(*(_shape(tensor) for tensor in call.inputs[:3]))
+    """Return the operations of query times key, and weights times value; of a call that is causal, half of them."""
+    causal = trace_formulas.Causal.FROM_START if dict(call.arguments).get("is_causal") else None
+    query, key, value = (_shape(tensor) for tensor in call.inputs[:3])
+    return trace_formulas.attention(query, key, value, causal)
 
 
 def _recurrent(call: Call) -> int:
@@ -478,7 +480,9 @@ def _onnx_attention(call: Call) -> int:
     batch, heads, tokens, size = query
     past = arguments.get("input4")
     key_tokens = key[2] + (0 if past is None else _shape(past)[2])
-    return 2 * batch * heads * tokens * key_tokens * (size + value[3])
+    after_past = trace_formulas.Causal.FROM_START if past is None else trace_formulas.Causal.FROM_END
+    pairs = trace_formulas.pairs(tokens, key_tokens, after_past if arguments.get("is_causal") else None)
+    return 2 * batch * heads * pairs * (size + value[3])
 
 
 ONNX: Mapping[str, Formula] = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from xsp import account
+from xsp import account, frameworks
+from xsp.device.kernelnames import MATRIX
 from xsp.health.finding import Finding, Severity
 from xsp.importers.contract import CPU_SAMPLES, CUDA_BACKTRACES, OS_BACKTRACES, PYTHON_FRAMES
 from xsp.schema import Grade, Kind, Level
+from xsp.scrub import plain
 from xsp.store.trace import Trace
+from xsp.store.views import kernel_names
 
 MIN_DOUBTFUL_SHARE = 0.10
 """Minimum share of device work without evidence for figures by layer or by operator to be of little use."""
@@ -70,10 +73,38 @@ def findings(trace: Trace) -> Iterator[Finding]:
         return
     yield from _launches(trace, work)
     yield from _layers(trace, work)
+    yield from _operations(trace, work)
     yield from _levels(trace)
     yield from _clocks(trace)
     yield from _overhead(trace)
     yield from _stacks(trace)
+
+
+MIN_NAMED_SHARE = 0.05
+"""Minimum share of device work in products of an operator for it to be named if their number is unknown."""
+
+
+def _operations(trace: Trace, work: _Work) -> Iterator[Finding]:
+    """Yield a note on the operators that multiply matrices and whose shapes do not tell how much, if others' do."""
+    kernel_names(trace)
+    rows = trace.con.execute(
+        f"""
+        WITH products AS (
+        SELECT op.name, sum(work.dur_ns)::DOUBLE AS ns, op.flops IS NULL AS is_unknown
+        FROM spans work JOIN kernel_names USING (name)
+        JOIN spans op ON op.rank = work.rank AND op.trace_id = work.trace_id AND op.span_id = work.parent_id
+        WHERE work.level = {int(Level.KERNEL)} AND class IN {MATRIX} AND op.kind = '{Kind.OP}'
+        GROUP BY op.name, op.flops IS NULL
+        )
+        SELECT name, ns, EXISTS (FROM products WHERE NOT is_unknown) FROM products
+        WHERE is_unknown ORDER BY ns DESC, name
+        """
+    ).fetchall()
+    named = [(name, ns / max(1, work.ns)) for name, ns, others in rows if others]
+    large = ", ".join(f"{plain(name)[:60]} ({100 * share:.0f} %)" for name, share in named if share >= MIN_NAMED_SHARE)
+    if large:
+        text = f"how many operations they do is unknown, because their shapes do not tell: {large} of device time"
+        yield Finding(Severity.NOTE, "operations", text)
 
 
 def _doubts(trace: Trace) -> Iterator[Finding]:
@@ -154,7 +185,9 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
     ns_by_grade: Mapping[str, int] = dict(rows)
     if not trace.con.execute(f"SELECT 1 FROM spans WHERE level = {int(Level.LAYER)} LIMIT 1").fetchall():
         text = "no layer was recorded: device work is known by operator only (torch.profiler: with_modules, with_stack)"
-        yield Finding(Severity.NOTE, "layers", text, "B")
+        yield Finding(
+            Severity.NOTE, "layers", frameworks.in_words_of(trace.run.framework, text) or text.partition(" (")[0], "B"
+        )
         return
     shares = {grade: ns_by_grade.get(grade.value, 0) / max(work.ns, 1) for grade in Grade}
     text = "device time by layer: " + ", ".join(f"{100 * share:.3g} % {grade}" for grade, share in shares.items())

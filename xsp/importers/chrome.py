@@ -1,28 +1,21 @@
 """Read traces in Chrome's JSON format of programs other than PyTorch's profiler.
 
 Such a trace has no layers and no operators: its spans are those of the application, which nest by time on each thread.
-Device work is recognised if the metadata names a device (`/device:GPU:0`, as JAX and TensorFlow do), a step if an event
-has the argument `step_num`. Other arguments of events are not imported: they can name people and machines.
+Device work is recognised if the metadata names a device. What XLA's profiler exported for JAX or TensorFlow
+(`.trace.json.gz`) has more, see `xsp.importers.xla`. Other arguments of events are not imported: they can name people
+and machines.
 """
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-
 import duckdb
 
 from xsp import table
-from xsp.errors import TraceError
-from xsp.importers import traceevents
+from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
 from xsp.importers.kineto_rows import CATEGORIES
 from xsp.schema import Kind, Level
-
-PROTOBUF = (".pftrace", ".perfetto-trace")
-_FIRST_FIELDS = (0x18, 0x32, 0x40, 0x50, 0x8A)
-"""First bytes of Perfetto's packets; no OTLP message begins with one of them."""
 
 NOT_SPANS = {
     "i": "instants", "I": "instants", "R": "instants", "n": "instants", "T": "instants", "p": "instants",
@@ -38,43 +31,44 @@ class Chrome(TableImporter):
     name = "chrome"
 
     def recognises(self, head: bytes, source: str) -> bool:
-        """Return whether the file is JSON with trace events not from PyTorch, or Perfetto's binary format."""
+        """Return whether the file is JSON with trace events of neither PyTorch nor Proton."""
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         events = (text[:1] == b"{" and b'"traceEvents"' in text) or (text[:1] == b"[" and b'"ph"' in text)
-        return (events and not is_kineto(head)) or _is_protobuf(head, source)
+        return events and not is_kineto(head) and not proton.is_timeline(head)
 
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
         """Make the table `raw_spans`, see `TableImporter.fill`.
 
         Raises:
-            TraceError: the file is in Perfetto's binary format, or cannot be read.
+            TraceError: the file cannot be read.
         """
-        with open(source, "rb") as file:
-            if _is_protobuf(file.read(64), source):
-                raise TraceError(
-                    f"{source}: is in Perfetto's binary format, which xsp does not read; convert it first: "
-                    f"traceconv json {shlex.quote(Path(source).name)} trace.json"
-                )
         envelope = traceevents.read(con, source, _Events())
-        if con.execute(_FROM_TORCH).fetchall():
+        if con.execute(FROM_TORCH).fetchall():
             con.execute("DROP TABLE events")  # as large as the file, and not needed any more
             return Kineto().fill(con, source)
         losses = Losses(self.name)
         if envelope.is_unclosed:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        _count(con, losses)
-        _fill(con, losses)
-        devices = con.execute("SELECT DISTINCT device FROM raw_spans WHERE device IS NOT NULL").fetchall()
-        return SourceInfo({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
+        return interpret(con, source, losses)
 
 
-def _is_protobuf(head: bytes, source: str) -> bool:
-    """Return whether a file is Perfetto's binary format, by its first packet or by its name."""
-    if head[:1] != b"\x0a":
-        return False
-    length = next((index for index in range(1, 6) if head[index : index + 1] < b"\x80"), 5)
-    first = head[length + 1 : length + 2]
-    return source.lower().endswith(PROTOBUF) or (bool(first) and first[0] in _FIRST_FIELDS)
+def interpret(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> SourceInfo:
+    """Make the table `raw_spans` from trace events, and drop their table.
+
+    Args:
+        con: holds the table `events`, with the columns of `traceevents.Events` and arguments as `ARGS` gives them.
+        source: path of the file, for errors.
+        losses: counts what is left out.
+
+    Raises:
+        TraceError: it is from XLA's profiler, and holds no event.
+    """
+    _count(con, losses)
+    if con.execute(_FROM_XLA).fetchall():
+        return _from_xla(con, source, losses)
+    _fill(con, losses)
+    devices = con.execute("SELECT DISTINCT device FROM raw_spans WHERE device IS NOT NULL").fetchall()
+    return SourceInfo({"machine": {"devices": ["unknown"] * (max(devices)[0] + 1)}} if devices else {}, losses)
 
 
 # --- arguments --------------------------------------------------------------------------------------------
@@ -84,21 +78,25 @@ def _argument(name: str) -> str:
     return f"args ->> {table.literal(f'$.{name}')}"
 
 
-_ARGS = f"""
+ARGS = f"""
     CASE WHEN ph IN ('X', 'M') THEN {{
-        'name': substr({_argument("name")}, 1, 256), 'step': TRY_CAST({_argument("step_num")} AS BIGINT),
+        'name': substr({_argument("name")}, 1, 1024), 'step': TRY_CAST({_argument("step_num")} AS BIGINT),
         'correlation': TRY_CAST({_argument("correlation_id")} AS BIGINT),
-        'details': substr(coalesce({_argument("kernel_details")}, {_argument("memcpy_details")}), 1, 1024),
-        'op': substr({_argument("hlo_op")}, 1, 256), 'source': substr({_argument("tf_op")}, 1, 1024)
+        'details': substr(coalesce({_argument("kernel_details")}, {_argument("memcpy_details")},
+                                   {_argument("memset_details")}), 1, 1024),
+        'op': substr({_argument("hlo_op")}, 1, 256), 'scope': substr({_argument("tf_op")}, 1, 1024),
+        'module': substr(coalesce({_argument("hlo_module")}, {_argument("module_name")}), 1, 256),
+        'flops': TRY_CAST({_argument("flops")} AS BIGINT), 'bytes': TRY_CAST({_argument("bytes_accessed")} AS BIGINT),
+        'replayed': coalesce({_argument("cuda_graph_id")}, {_argument("cuda_graph_exec_id")}) IS NOT NULL
     }} END
 """
 
 
 class _Events(traceevents.Events):
-    args = _ARGS
+    args = ARGS
 
 
-_FROM_TORCH = f"""
+FROM_TORCH = f"""
     SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (
         {
     ", ".join(
@@ -113,11 +111,53 @@ _FROM_TORCH = f"""
 """Whether PyTorch wrote the file; its first bytes do not always show it."""
 
 
+# --- XLA's profiler -----------------------------------------------------------------------------------------
+
+_FROM_XLA = f"""
+    SELECT 1 FROM events WHERE ph = 'M' AND name = 'process_name'
+        AND regexp_matches(args.name, {table.literal(xla.PLANE)}) LIMIT 1
+"""
+
+_NUMBERED = "coalesce(TRY_CAST({0} AS BIGINT), dense_rank() OVER (ORDER BY {0}) + 1000000000)"
+
+_XLA_EVENTS = f"""
+    SELECT {_NUMBERED.format("e.pid")} AS process, {_NUMBERED.format("e.tid")} AS line,
+           coalesce(owner, '/host:') AS plane, line_name, coalesce(e.name, 'unnamed') AS name, ts_ns AS start_ns,
+           dur_ns, args.correlation AS correlation, args.step AS step, nullif(args.op, '') AS op,
+           nullif(args.module, '') AS module, args.details AS details, args.flops AS flops, args.bytes AS bytes,
+           args.replayed AS replayed,
+           rtrim(CASE WHEN contains(args.scope, '/') AND NOT starts_with(args.scope, 'XlaModule') THEN args.scope
+                      WHEN contains(args.name, '/') THEN args.name END, ':') AS scope
+    FROM events e LEFT JOIN (
+        SELECT pid, any_value(args.name) AS owner FROM events WHERE ph = 'M' AND name = 'process_name' GROUP BY pid
+    ) owners ON owners.pid IS NOT DISTINCT FROM e.pid LEFT JOIN (
+        SELECT pid, tid, any_value(args.name) AS line_name FROM events
+        WHERE ph = 'M' AND name = 'thread_name' GROUP BY ALL
+    ) lines ON lines.pid IS NOT DISTINCT FROM e.pid AND lines.tid IS NOT DISTINCT FROM e.tid
+    WHERE ph = 'X'
+"""
+
+
+def _from_xla(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> SourceInfo:
+    """Read the trace events that XLA's profiler exported."""
+    ((others,),) = con.execute("SELECT count(*) FROM events WHERE ph IN ('B', 'E', 'b', 'e', 'S', 'F')").fetchall()
+    if others:
+        losses.skipped["begins and ends, which XLA's profiler does not write"] += others
+    owners = con.execute("SELECT DISTINCT args.name FROM events WHERE ph = 'M' AND name = 'process_name'").fetchall()
+    xla.create(con)
+    con.execute(f"INSERT INTO xla_events BY NAME {_XLA_EVENTS}")
+    con.execute("DROP TABLE events")
+    run = xla.fill(con, source, losses, losses.importer)
+    devices = [device for (owner,) in owners if owner and (device := xla.device_of(owner)) is not None]
+    return SourceInfo({**run, "machine": {"devices": ["unknown"] * (max(devices, default=-1) + 1)}}, losses)
+
+
 # --- the table --------------------------------------------------------------------------------------------
 
 
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     """Count events that are not spans, and remove events without a usable time."""
+    con.execute("DELETE FROM events WHERE ph IS NULL AND name IS NULL AND ts_ns IS NULL")  # `{}` ends XLA's lists
     rows = con.execute("SELECT ph, count(*) FROM events GROUP BY ph ORDER BY 2 DESC").fetchall()
     for phase, count in rows:
         if phase in NOT_SPANS:
@@ -137,7 +177,7 @@ def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
 
 def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     table.create(con, "raw_spans", RAW_COLUMNS)
-    for name, query in {"chrome_threads": _THREADS, "chrome_pairs": _PAIRS, "chrome_async": _ASYNC}.items():
+    for name, query in {"chrome_threads": _THREADS, "chrome_pairs": PAIRS, "chrome_async": _ASYNC}.items():
         con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
     for part in (_COMPLETE, _PAIRED, _PAIRED_ASYNC):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
@@ -146,8 +186,6 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         (losses.skipped, "ends without a begin", "chrome_pairs WHERE no_begin"),
         (losses.skipped, "asynchronous spans without an end, a begin or an id",
          "chrome_async WHERE no_begin OR no_end"),
-        (losses.skipped, "projections of host spans onto the device", f"events e JOIN chrome_threads p {_ON_THREAD} "
-                                                                      "WHERE ph = 'X' AND projected"),
     ):  # fmt: skip
         ((count,),) = con.execute(f"SELECT count(*) FROM {rows}").fetchall()
         if count:
@@ -168,8 +206,7 @@ _THREADS = r"""
         SELECT DISTINCT pid, tid FROM events WHERE ph <> 'M'
     ), named_threads AS (
         SELECT event_threads.pid, event_threads.tid, line, owner,
-               TRY_CAST(coalesce(nullif(regexp_extract(owner, '^/device:[A-Z]+:(\d{1,4})\b', 1), ''),
-                                 nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d{1,4})$', 1), '')) AS INTEGER) AS device
+               TRY_CAST(nullif(regexp_extract(owner, '(?i)^gpu ?#?(\d{1,4})$', 1), '') AS INTEGER) AS device
         FROM event_threads LEFT JOIN owners ON owners.pid IS NOT DISTINCT FROM event_threads.pid
         LEFT JOIN thread_names ON thread_names.pid IS NOT DISTINCT FROM event_threads.pid
              AND thread_names.tid IS NOT DISTINCT FROM event_threads.tid
@@ -179,10 +216,7 @@ _THREADS = r"""
            CASE WHEN device IS NOT NULL THEN coalesce(TRY_CAST(regexp_extract(line, '#(\d+)', 1) AS BIGINT),
                                                       TRY_CAST(tid AS BIGINT), 0) END AS stream,
            CASE WHEN device IS NULL THEN
-               coalesce(TRY_CAST(tid AS BIGINT), dense_rank() OVER (ORDER BY tid) + 1000000000) END AS thread,
-           device IS NOT NULL AND regexp_matches(coalesce(line, ''),
-               CASE WHEN owner LIKE '/device:TPU:%' THEN '^(Steps|XLA Modules|Framework|Source|TensorFlow)'
-                    ELSE '^(Steps|XLA |Framework|Source|TensorFlow|Launch Stats)' END) AS projected
+               coalesce(TRY_CAST(tid AS BIGINT), dense_rank() OVER (ORDER BY tid) + 1000000000) END AS thread
     FROM named_threads
 """
 """Process and thread, or device and stream, for each pair of `pid` and `tid`."""
@@ -190,10 +224,7 @@ _THREADS = r"""
 _NAME = r"coalesce(regexp_replace(e.name, '\((/|[A-Za-z]:\\)[^()]*[/\\]([^/\\()]+:\d+)\)', '(\2)'), 'unnamed')"
 """Names without directories: VizTracer adds the path of the file to the name of a function."""
 
-_DETAILS = {key: rf"nullif(regexp_extract(e.args.details, '\b{key}:([\d,]+)', 1), '')"
-            for key in ("regs", "static_shared", "dynamic_shared", "grid", "block", "occ_pct", "size")}  # fmt: skip
-
-_COMPLETE = rf"""
+_COMPLETE = f"""
     SELECT number, {_NAME} AS name, process, thread, device, stream, ts_ns AS start_ns, dur_ns,
            CASE WHEN device IS NOT NULL THEN {int(Level.KERNEL)} WHEN e.args.step IS NOT NULL THEN {int(Level.MODEL)}
                 WHEN e.args.correlation IS NOT NULL THEN {int(Level.RUNTIME)}
@@ -203,21 +234,8 @@ _COMPLETE = rf"""
                 WHEN e.args.correlation IS NOT NULL AND regexp_matches(e.name, '(?i)launch|mem(cpy|set)')
                 THEN '{Kind.LAUNCH}' WHEN e.args.correlation IS NOT NULL THEN '{Kind.CALL}'
                 ELSE '{Kind.USER}' END AS kind,
-           e.args.correlation AS correlation_id, 'ok' AS status, 'chrome' AS collector, false AS replayed,
-           TRY_CAST({_DETAILS["occ_pct"]} AS DOUBLE) / 100 AS occupancy,
-           CASE WHEN occupancy IS NOT NULL THEN 'estimate' END AS occupancy_source,
-           CASE WHEN device IS NOT NULL THEN nullif(json_merge_patch('{{}}', json_object(
-               'grid', TRY_CAST('[' || {_DETAILS["grid"]} || ']' AS BIGINT[]),
-               'block', TRY_CAST('[' || {_DETAILS["block"]} || ']' AS BIGINT[]),
-               'registers', TRY_CAST({_DETAILS["regs"]} AS BIGINT),
-               'shared_bytes', TRY_CAST({_DETAILS["static_shared"]} AS BIGINT)
-                               + TRY_CAST({_DETAILS["dynamic_shared"]} AS BIGINT),
-               'bytes', TRY_CAST({_DETAILS["size"]} AS BIGINT),
-               'copy', CASE WHEN e.name ILIKE 'memset%' THEN 'memset' ELSE nullif(replace(
-                   regexp_extract(e.name, '(?i)^memcpy([HDP]2[HDP])', 1), '2', 'to'), '') END,
-               'sources', CASE WHEN e.args.source IS NOT NULL THEN [e.args.source] END
-           ))::VARCHAR, '{{}}') END AS attributes
-    FROM events e JOIN chrome_threads p {_ON_THREAD} WHERE ph = 'X' AND NOT projected
+           e.args.correlation AS correlation_id, 'ok' AS status, 'chrome' AS collector, false AS replayed
+    FROM events e JOIN chrome_threads p {_ON_THREAD} WHERE ph = 'X'
 """
 
 
@@ -256,7 +274,7 @@ def _brackets(begin_phases: str, end_phases: str, line: str) -> str:
     """
 
 
-_PAIRS = _brackets("'B'", "'E'", "pid, tid")
+PAIRS = _brackets("'B'", "'E'", "pid, tid")
 _ASYNC = _brackets("'b', 'S'", "'e', 'F'", "pid, cat, id, name, CASE WHEN id IS NULL THEN number END")
 """Asynchronous spans of one id and one name nest; without an id, no end belongs to a begin."""
 
@@ -270,7 +288,7 @@ _HOST = f"""
 _PAIRED = f"""
     SELECT number, {_NAME} AS name, {_LOCATION}, ts_ns AS start_ns, end_ns - ts_ns AS dur_ns,
            CASE WHEN no_end THEN 'unclosed' ELSE 'ok' END AS status, {_HOST}
-    FROM chrome_pairs e JOIN chrome_threads p {_ON_THREAD} WHERE NOT no_begin AND NOT projected
+    FROM chrome_pairs e JOIN chrome_threads p {_ON_THREAD} WHERE NOT no_begin
 """
 
 _PAIRED_ASYNC = f"""

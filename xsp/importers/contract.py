@@ -47,6 +47,13 @@ OS_BACKTRACES = "frames of backtraces of the operating system's calls"
 CPU_SAMPLES = "frames of samples of the CPU"
 """The same for host data of Nsight Systems; recording the backtraces of CUDA calls slows the launching calls down."""
 
+KERNEL_NAME = "kernel"
+"""Attribute of a launch call: the name of the kernel, where the source states it. A call that a graph records has no
+device work that would."""
+
+SAMPLES = "raw_samples"
+"""Table of samples that a `TableImporter` may make, with the columns of `SAMPLE_COLUMNS`; `rank` is null."""
+
 GZIP = b"\x1f\x8b"
 _TASKS = re.compile(rb"[\x80-\xff]{0,2}[\x00-\x7f]\x0a[\x05-\x0f]\d+\.\d+\.\d+")
 """Beginning of Chakra's binary form: the length of the first message, and in it the version of the schema."""
@@ -170,7 +177,8 @@ class TableImporter(_Reader, Protocol):
     def fill(self, con: duckdb.DuckDBPyConnection, source: str) -> SourceInfo:
         """Make the table `raw_spans` with the columns of `RAW_COLUMNS`, with all spans of a source, which has one rank.
 
-        Steps have the kind STEP, layers the level LAYER. Do not invent steps if the source has none.
+        Steps have the kind STEP, layers the level LAYER. Do not invent steps if the source has none. A source with
+        counters over time (power, clocks, use of units) may also make the table `SAMPLES`.
 
         Raises:
             TraceError: it cannot be read, or its structure is broken.

@@ -44,17 +44,48 @@ class Kineto(TableImporter):
         losses = Losses(self.name)
         if envelope.is_unclosed:
             losses.note("the list of trace events is not closed: the program that wrote it ended early")
-        run = _run(envelope.keys)
-        counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
-        base_ns = parse_integer(envelope.keys.get(kineto_rows.BASE)) or 0
-        if frames := kineto_whole.long_frames(con, base_ns - rows.base_ns):
-            run["frames"] = frames
-        kineto_whole.finish(con, base_ns - rows.base_ns, losses)
-        losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
-        if not losses.spans:
-            raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
-        private = {key: value for key, value in envelope.keys.items() if key not in PUBLIC and "version" not in key}
-        return SourceInfo(run | counters, losses, _resolution(con), private)
+        return _complete(con, source, rows, envelope.keys, losses)
+
+
+def fill_from(con: duckdb.DuckDBPyConnection, source: str, events: str, losses: Losses) -> SourceInfo:
+    """Make the table `raw_spans` from trace events of another form of file.
+
+    Args:
+        con: the engine.
+        source: path of the file, for errors.
+        events: SQL of a table with the columns of `traceevents.EventSink.store`, without those of `extra_columns`.
+        losses: counts what is left out.
+
+    Raises:
+        TraceError: there is no operator, call or kernel.
+    """
+    rows = kineto_rows.Rows()
+    rows.begin(con, {})
+    query = f"SELECT * FROM {events}"
+    for name, value in rows.extra_columns.items():
+        query = f"SELECT *, {value} AS {name} FROM ({query})"
+    con.execute(f"CREATE OR REPLACE TEMP TABLE portion AS {query}")
+    rows.store(con)
+    con.execute("DROP TABLE portion")
+    return _complete(con, source, rows, {}, losses)
+
+
+def _complete(
+    con: duckdb.DuckDBPyConnection, source: str, rows: kineto_rows.Rows, keys: dict[str, Any], losses: Losses
+) -> SourceInfo:
+    """Complete the spans of stored events; `keys` are the top-level keys of the file."""
+    run = _run(keys)
+    counters = kineto_counters.attach(con, run["machine"]["device_properties"], losses)
+    base_ns = parse_integer(keys.get(kineto_rows.BASE)) or 0
+    if frames := kineto_whole.long_frames(con, base_ns - rows.base_ns):
+        run["frames"] = frames
+    if kinds := kineto_whole.finish(con, base_ns - rows.base_ns, losses):
+        run["kinds"] = kinds
+    losses.spans = con.execute("SELECT count(*) FROM raw_spans").fetchall()[0][0]
+    if not losses.spans:
+        raise TraceError("; ".join([f"{source}: holds no operator, call or kernel", *losses.sentences()]))
+    private = {key: value for key, value in keys.items() if key not in PUBLIC and "version" not in key}
+    return SourceInfo(run | counters, losses, _resolution(con), private)
 
 
 def is_kineto(head: bytes) -> bool:

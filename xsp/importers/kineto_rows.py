@@ -9,7 +9,7 @@ import duckdb
 
 from xsp import table
 from xsp.cost.inputs import NO_TENSOR
-from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS
+from xsp.importers.contract import KERNEL_NAME, MAX_TIME_NS, RAW_COLUMNS
 from xsp.schema import Kind, Level
 
 CATEGORIES = {
@@ -41,6 +41,8 @@ _SORTS = " ".join(f"WHEN {table.literal(name)} THEN '{sort}'" for sort, names in
 
 _LIBRARY = "(starts_with(name, 'nccl:') OR starts_with(name, 'rccl:') OR starts_with(name, 'gloo:'))"
 _HAS_COLLECTIVE = "contains(args, 'Collective name')"
+_ALL_REDUCE = "(contains(name, 'all_reduce') AND contains(name, '::') AND NOT contains(name, 'c10d'))"
+"""An all-reduce of symmetric memory, or of a serving engine: an operator whose first tensor is what it reduces."""
 
 _SORT_WITHOUT_CATEGORY = """
     CASE WHEN contains(args, '"Task Type"') AND contains(args, '"Stream Id"')
@@ -67,7 +69,8 @@ PORTION_COLUMNS = {
     "THEN raw_sort END",
     "has_details": f"coalesce(CASE sort WHEN 'kernel' THEN {_HAS_COLLECTIVE} WHEN 'op' THEN {_HAS_COLLECTIVE} "
     "OR starts_with(name, 'triton_') "
-    f"OR starts_with(name, '## Call CompiledFxGraph ') OR ({_LIBRARY} AND contains(args, 'Input ')) END, false)",
+    "OR starts_with(name, '## Call CompiledFxGraph ') "
+    f"OR (({_LIBRARY} OR {_ALL_REDUCE}) AND contains(args, 'Input ')) END, false)",
 }
 """Additional columns of a portion: process and thread as numbers, the category in lower case, the sort of row of an
 event (`raw_sort`), the same but null without a valid time (`sort`), and whether the name or arguments of an operator or
@@ -137,13 +140,18 @@ def _collective(args: _Arguments) -> dict[str, str]:
     }
 
 
-def _collective_size(args: _Arguments) -> dict[str, str]:
-    """Return the SQL of a collective's size from the shapes of its inputs, for traces without `In msg nelems`."""
+def _collective_size(args: _Arguments, most: int) -> dict[str, str]:
+    """Return the SQL of a collective's size from the shapes of its inputs, for traces without `In msg nelems`.
+
+    Args:
+        args: the arguments.
+        most: number of inputs that count.
+    """
     dims, kind = (
         f"CASE WHEN json_valid({text}) THEN {text} END"
         for text in (args.text("Input Dims", "Input dims"), args.text("Input type", "Input types"))
     )
-    sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))"
+    sizes = f"coalesce(TRY_CAST({dims} AS HUGEINT[][]), TRY_CAST({dims} ->> '$[0]' AS HUGEINT[][]))[:{most}]"
     product = "list_aggregate(list_transform(size, lambda extent: extent::DOUBLE), 'product')"
     count = f"list_sum(list_transform({sizes}, lambda size: CASE WHEN len(size) > 0 THEN {product} ELSE 0 END))"
     return {
@@ -205,7 +213,8 @@ _COLLECTIVE = _Arguments((*_OP_ARGUMENTS, *_COLLECTIVE_ARGUMENTS))
 _ATTRIBUTES = f"""
     CASE WHEN {_COLLECTIVE.text("Collective name")} IS NOT NULL THEN {_object(_collective(_COLLECTIVE))}
          WHEN {_LIBRARY} AND coalesce({_COLLECTIVE.text("Input Dims", "Input dims")}, types) IS NOT NULL
-         THEN {_object(_collective_size(_COLLECTIVE))}
+         THEN {_object(_collective_size(_COLLECTIVE, most=1000))}
+         WHEN {_ALL_REDUCE} AND types IS NOT NULL THEN {_object(_collective_size(_COLLECTIVE, most=1))}
          WHEN name LIKE '## Call CompiledFxGraph %' THEN
              json_object('compiled', regexp_extract(name, 'CompiledFxGraph (\\w+)', 1))::VARCHAR
          WHEN name LIKE 'triton\\_%' ESCAPE '\\' THEN
@@ -222,7 +231,7 @@ _MODULES = f"""
     FROM portion WHERE sort = 'module'
 """
 
-_CALL = _Arguments(("correlation",))
+_CALL = _Arguments(("correlation", "kernel"))
 
 _RUNTIME = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name, {int(Level.RUNTIME)} AS level,
@@ -233,7 +242,9 @@ _RUNTIME = f"""
            nullif({_CALL.integer("correlation")}, 0) AS correlation_id,
            CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
                WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
-               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR END AS attributes
+               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR
+               WHEN {_CALL.text("kernel")} IS NOT NULL
+               THEN json_object('{KERNEL_NAME}', {_CALL.text("kernel")})::VARCHAR END AS attributes
     FROM {_CALL.rows("sort = 'runtime'")}
 """
 
@@ -271,6 +282,7 @@ def _launch_parameters(args: _Arguments) -> dict[str, str]:
         "warps_per_sm": args.text("warps per SM"),
         "context": args.text("context"),
         "graph": "CASE WHEN replayed THEN 'true' END",
+        "graph_node": f"CASE WHEN replayed THEN {args.text('graph node id')} END",
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import duckdb
 
+from xsp.importers import serving
 from xsp.importers.contract import PYTHON_FRAMES, Losses
 from xsp.importers.kineto_rows import OTHER_TABLES, STEP
 from xsp.schema import Kind, Level
-from xsp.texts import ms_text
 
 LEFT_OUT = {
     "python_function": PYTHON_FRAMES,
@@ -43,8 +45,8 @@ def long_frames(con: duckdb.DuckDBPyConnection, shift_ns: int) -> list[dict[str,
     return [dict(zip(columns, row, strict=True)) for row in sorted(rows, key=lambda row: (row[2], -row[3]))]
 
 
-def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> None:
-    """Complete the table `raw_spans`.
+def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> list[dict[str, Any]]:
+    """Complete the table `raw_spans`; return the kinds of steps as for `kinds` in `run.json`.
 
     Args:
         con: an engine into which `Rows` took all events.
@@ -52,7 +54,7 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
         losses: counts what is left out.
     """
     _count_left_out(con, losses)
-    _engine_steps(con, losses)
+    kinds = serving.take_steps(con, losses)
     _forward_threads(con)
     _link_launches(con, losses)
     _link_operators(con, losses)
@@ -62,6 +64,7 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> Non
         con.execute(f"UPDATE raw_spans SET start_ns = start_ns + {shift_ns}")
     for name in set(OTHER_TABLES) - {"operators"}:
         con.execute(f"DROP TABLE {name}")
+    return kinds
 
 
 def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
@@ -80,42 +83,6 @@ def _count_left_out(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     ).fetchall()
     if count:
         losses.skipped[f"without a time, or with a negative one (the first is event {first})"] += count
-
-
-_ENGINE_KIND = r"""
-    CASE WHEN regexp_matches(name, '^step\[idle', 'i') THEN 'idle'
-         WHEN regexp_matches(name, '^step\[mixed', 'i') THEN 'mixed'
-         WHEN regexp_matches(name, '^step\[(prefill|extend)', 'i') THEN 'prefill'
-         WHEN regexp_matches(name, '^step\[decode', 'i') THEN 'decode'
-         WHEN regexp_matches(name, '^step\[\w+ bs=') THEN 'other'
-         WHEN regexp_matches(name, '^execute_(\d+_)?context_0\(.*\)_generation_0\(') THEN 'idle'
-         WHEN regexp_matches(name, '^execute_(\d+_)?context_0\(.*\)_generation_[1-9]') THEN 'decode'
-         WHEN regexp_matches(name, '^execute_(\d+_)?context_[1-9]\d*\(.*\)_generation_0\(') THEN 'prefill'
-         WHEN regexp_matches(name, '^execute_(\d+_)?context_\d+\(.*\)_generation_\d') THEN 'mixed'
-         WHEN regexp_matches(name, '^execute_new_0_cached_[1-9]') THEN 'decode'
-         WHEN regexp_matches(name, '^execute_new_[1-9]\d*_cached_0$') THEN 'prefill'
-         WHEN regexp_matches(name, '^execute_new_\d+_cached_\d+$') THEN 'mixed' END
-"""
-"""SQL of the kind of an engine's step, by its annotation: `execute_context_1(64)_generation_8(8)` of vLLM, with an
-earlier and a later form, and `step[DECODE bs=8]` of SGLang (vllm-project/vllm#22496, sgl-project/sglang#23419);
-null for other names."""
-
-
-def _engine_steps(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Take the annotated steps of an engine that serves language models as steps, if the trace names no others."""
-    if con.execute(f"SELECT 1 FROM raw_spans WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
-        return
-    counts = con.execute(
-        f"SELECT {_ENGINE_KIND} AS engine_kind, count(*), median(dur_ns) FROM raw_spans "
-        f"WHERE kind = '{Kind.USER}' AND engine_kind IS NOT NULL GROUP BY 1 ORDER BY 2 DESC"
-    ).fetchall()
-    if counts:
-        con.execute(
-            f"UPDATE raw_spans SET kind = '{Kind.STEP}', level = {int(Level.MODEL)} "
-            f"WHERE kind = '{Kind.USER}' AND {_ENGINE_KIND} IS NOT NULL"
-        )
-        parts = ", ".join(f"{count} {name}, median {ms_text(ns / 1e6)}" for name, count, ns in counts)
-        losses.note(f"its steps are those that the engine annotated ({parts}); figures are means over all of them")
 
 
 def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:

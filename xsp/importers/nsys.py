@@ -16,7 +16,7 @@ import duckdb
 
 from xsp import atomic, table
 from xsp.errors import TraceError
-from xsp.importers import claims, nsys_activities, nsys_ranges
+from xsp.importers import claims, nsys_activities, nsys_metrics, nsys_ranges
 from xsp.importers.contract import (
     CPU_SAMPLES,
     CUDA_BACKTRACES,
@@ -50,7 +50,8 @@ CALLCHAINS = {
 """Tables of stacks, which are not read; they are counted, because recording them slows the host down."""
 
 METADATA_TABLES = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES",
-                   "EXPORT_META_DATA", "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"}  # fmt: skip
+                   "EXPORT_META_DATA", "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS",
+                   *nsys_metrics.TABLES}  # fmt: skip
 """Tables that hold no spans."""
 
 _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
@@ -161,6 +162,7 @@ def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     create_macros(con)
     nsys_activities.copy(con, export)
     nsys_ranges.copy(con, export)
+    nsys_metrics.copy(con, export)
     export.copy_strings(
         con, f"SELECT DISTINCT id FROM ({nsys_activities.names()} UNION {nsys_ranges.names()}) WHERE id IS NOT NULL"
     )
@@ -188,6 +190,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
     table.create(con, "raw_spans", RAW_COLUMNS)
     nsys_activities.fill(con, losses)
     nsys_ranges.fill(con, losses)
+    nsys_metrics.fill(con, losses, epoch)
     ((deleted,),) = con.execute(
         f"DELETE FROM raw_spans WHERE start_ns NOT BETWEEN {-epoch} AND {MAX_TIME_NS - epoch} OR dur_ns > {MAX_TIME_NS}"
     ).fetchall()

@@ -6,7 +6,6 @@ Messages are read one at a time, with the official classes of `opentelemetry-pro
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -16,13 +15,11 @@ from typing import IO, Any
 from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
 from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.xplane import is_xspace
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
 """First byte of an OTLP message of spans: the tag of field 1 with a length."""
-
-_XSPACE = re.compile(rb"/(host|device|task):[\w:]+")
-"""Name of the first plane of an XSpace, whose first bytes are like those of an OTLP message."""
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -34,6 +31,8 @@ class OtlpProto(RowImporter):
 
     def recognises(self, head: bytes, source: str) -> bool:
         """Return whether the file begins with an OTLP message, or with the length of one."""
+        if is_xspace(head):
+            return False
         return head[4:8] == _ZSTD or _is_message(head) or _is_message(head[4:], _length(head))
 
     def read(self, source: str) -> Imported:
@@ -136,12 +135,10 @@ def decode(body: bytes, place: str) -> Any:
     try:
         message.ParseFromString(body)
     except Exception as error:  # implementations of protobuf raise different errors
-        if _XSPACE.search(body[:64]):
-            raise TraceError(
-                f"{place}: an XSpace of JAX or TensorFlow (xplane.pb), which xsp does not read; give the "
-                ".trace.json.gz that lies beside it"
-            ) from error
-        raise TraceError(f"{place}: not OTLP, or cut off ({error})") from error
+        raise TraceError(
+            f"{place}: begins as OTLP's protobuf does, but is damaged or cut off ({error}); copy it again, or export "
+            "it again as JSON (a Collector's `file` exporter without `format: proto`)"
+        ) from error
     return message
 
 

@@ -44,7 +44,7 @@ def load(
         skip_damaged: skip damaged segments, with a note in `run["notes"]`, instead of raising.
         trace_id: id of the trace to fetch, if the URL is the address of a Jaeger.
         kind: kind of step to compute figures for, by its number or a part of its name; default: the kind that takes
-            most of the loop's time.
+            most of the time.
 
     Returns:
         The trace. An interrupted run loads with the steps that were stored.
@@ -55,20 +55,17 @@ def load(
         UsageError: no step of that kind was recorded.
     """
     if not isinstance(path, (str, os.PathLike)):
-        _refuse_kind(kind, path)
-        return _load_imported([os.fspath(file) for file in path])
+        return _load_imported([os.fspath(file) for file in path], kind)
     if contract.is_url(os.fspath(path)):
-        _refuse_kind(kind, path)
-        return _load_imported([contract.trace_url(os.fspath(path), trace_id)])
+        return _load_imported([contract.trace_url(os.fspath(path), trace_id)], kind)
     location = Path(path).expanduser()
-    if not rundir.is_run_directory(location):
-        _refuse_kind(kind, path)
     if location.is_file():
         if not _is_parquet(location):
-            return _load_imported([str(location)])
+            return _load_imported([str(location)], kind)
+        _refuse_kind(kind, path)
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
-        return _load_imported([str(location)])
+        return _load_imported([str(location)], kind)
     if rundir.has_waiting_spans(location):
         return _load_waiting(location, kind)
     run = _with_misfit_notes(rundir.read_job(location))
@@ -85,7 +82,10 @@ def load(
 
 def _refuse_kind(kind: int | str | None, path: object) -> None:
     if kind is not None:
-        raise UsageError(f"{path}: has no kinds of steps; only runs that xsp recorded have them: omit the kind")
+        raise UsageError(
+            f"{path}: has no kinds of steps; runs that xsp recorded have them, and traces in which an engine annotated "
+            "its steps: omit the kind"
+        )
 
 
 def _number_of(kind: int | str | None, run: Run) -> int | None:
@@ -210,7 +210,7 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
 
 
-def _load_imported(names: Sequence[str]) -> Trace:
+def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace:
     """Import sources, which make one run, into a temporary directory that exists as long as the trace."""
     from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
 
@@ -219,7 +219,11 @@ def _load_imported(names: Sequence[str]) -> Trace:
     if direct is not None:
         con, run = direct
         weakref.finalize(con, folder.cleanup)
-        return Trace(con, run, rungs_of(con, run), Path(names[0]))
+        _refuse_kind(None if run.kinds else kind, names[0])
+        if (number := _number_of(kind, run)) is None:
+            return Trace(con, run, rungs_of(con, run), Path(names[0]))
+        con.execute("DROP TABLE merged")
+        return true_trace(con, run, Path(names[0]), number)
     runs = sources.import_into(Path(folder.name), names, name=" ".join(Path(name).name for name in names))
     if len(runs) > 1:
         run_names = ", ".join(run.name for run in runs.values())
@@ -227,7 +231,9 @@ def _load_imported(names: Sequence[str]) -> Trace:
             f"{', '.join(map(contract.without_credentials, names))}: holds {len(runs)} runs ({run_names}); "
             "`xsp import FILE -o DIR` makes a directory of each"
         )
-    return _load_temporary(folder, next(iter(runs)))
+    run_dir, run = next(iter(runs.items()))
+    _refuse_kind(None if any(each.kinds for each in run.rank_runs) else kind, names[0])
+    return _load_temporary(folder, run_dir, kind)
 
 
 def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -14,8 +15,9 @@ import duckdb
 from xsp import atomic, rundir, table
 from xsp.correlate.columns import correlate_table
 from xsp.errors import OutputError, TraceError
-from xsp.importers import contract
-from xsp.importers.contract import Enricher, SourceInfo, TableImporter
+from xsp.importers import contract, serving
+from xsp.importers.contract import Enricher, Losses, SourceInfo, TableImporter
+from xsp.ingest import replays
 from xsp.ingest.jobs import RUNS, name_of, unique_names
 from xsp.ingest.write import with_notes
 from xsp.run import RANKS, Run
@@ -24,7 +26,9 @@ from xsp.store import merge
 
 _RANK = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 
-_SUFFIXES = re.compile(r"(\.(json|jsonl|gz|sqlite|db|trace|pt))+$", re.IGNORECASE)
+_SUFFIXES = re.compile(
+    r"(\.(json|jsonl|gz|sqlite|db|rpd|trace|pt|pb|xplane|hatchet|pftrace|perfetto-trace))+$", re.IGNORECASE
+)
 
 MEMORY = "500MB"
 """Memory limit of the engine; it spills the rest to the disk."""
@@ -62,6 +66,9 @@ def import_tables(
     runs: dict[Path, Run] = {}
     for number, (source, importer) in enumerate(files.items()):
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names)
+    runs = _join_captures(runs)
+    if len(runs) == 1:
+        return _move_up(out, runs)
     return _combine_ranks(out, runs, job_name) if _are_ranks(runs.values()) else _rename_runs(out, runs, job_name)
 
 
@@ -101,8 +108,16 @@ def _open_merged(
         for enricher_source, enricher in enrichers.items():
             with contract.check_values(enricher_source):
                 enricher.enrich(con, enricher_source, info.losses)
+        if "kinds" not in info.run and (kinds := serving.take_steps(con, info.losses)):
+            info.run["kinds"] = kinds
         if "rank" not in info.run and (match := _RANK.search(Path(source).name)):
             info.run["rank"] = int(match.group(1))
+        if table.has_table(con, contract.SAMPLES):
+            con.execute(
+                f"CREATE TABLE samples AS SELECT * REPLACE (?::INTEGER AS rank) FROM {contract.SAMPLES}",
+                [int(info.run.get("rank", 0))],
+            )
+            con.execute(f"DROP TABLE {contract.SAMPLES}")
         identity = _identity(source)
         if info.losses.spans > MAX_SPANS_IN_MEMORY:
             con.execute(
@@ -111,7 +126,10 @@ def _open_merged(
         with contract.check_values(source):
             correlate_table(con, info, identity)
             con.execute("DROP TABLE raw_spans")
-            con.execute("ALTER VIEW correlated RENAME TO spans")
+            if replays.attribute(con, info.losses):
+                con.execute("DROP TABLE varying; ALTER TABLE correlated RENAME TO spans")
+            else:
+                con.execute("ALTER VIEW correlated RENAME TO spans")
             merge.merge(con, Run.of(info.run))
         return con, _run(con, info, source, identity, keep_names)
     except duckdb.OutOfMemoryException as error:
@@ -131,12 +149,74 @@ def _import(
             (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
             table.write_parquet(con, "spans", rundir.segment(out, 0))
             table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+            if table.has_table(con, "samples"):
+                rundir.portion(out, 0).parent.mkdir()
+                table.write_parquet(con, "samples", rundir.portion(out, 0))
         except (duckdb.IOException, OSError) as error:
             raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
     rundir.write_run(out, run | {"checksums": rundir.checksums(out)})
     return run
+
+
+def _join_captures(runs: Mapping[Path, Run]) -> dict[Path, Run]:
+    """Return the runs without traces of captures of graphs, after these gave operators to the replays of the others.
+
+    A trace that contains captures is for those of its rank that contain none, or for all if they are of one rank. If
+    its kernels are not those of the replays, it stays a run of its own, and a note says so.
+    """
+    con = table.connect()
+    try:
+        segments = {folder: table.parquet(rundir.segment(folder, 0)) for folder in runs}
+        captures = [folder for folder in runs if replays.has_captures(con, segments[folder])]
+    finally:
+        con.close()
+    if len(captures) == len(runs):
+        return dict(runs)
+    joined = {folder: run for folder, run in runs.items() if folder not in captures}
+    used: set[Path] = set()
+    for folder, run in [*joined.items()]:
+        own = [each for each in captures if runs[each].rank == run.rank] or captures
+        losses = Losses()
+        if own and _attribute(folder, run, [segments[each] for each in own], losses):
+            used |= {*own}
+        if own:
+            names = ", ".join(runs[each].name for each in own)
+            run = run | {"notes": [note for note in run.notes if replays.REFUSED not in note.text]}
+            notes = losses.notes or ["no graph is replayed"]
+            joined[folder] = with_notes(run, [f"with the captures of {names}: {text}" for text in notes], 0)
+            rundir.write_run(folder, joined[folder] | {"checksums": rundir.checksums(folder)})
+    for folder in used:
+        shutil.rmtree(folder)
+    return {folder: joined.get(folder, run) for folder, run in runs.items() if folder not in used}
+
+
+def _attribute(folder: Path, run: Run, captures: Sequence[str], losses: Losses) -> bool:
+    """Give replays of graphs in a run the operators of their captures, and store it; return whether any got some."""
+    segment = rundir.segment(folder, 0)
+    with atomic.temporary_folder() as temporary:
+        con = table.connect_spilling(Path(temporary), MEMORY)
+        try:
+            con.execute(f"CREATE VIEW correlated AS FROM {table.parquet(segment)}")
+            if not replays.attribute(con, losses, captures):
+                return False
+            con.execute("ALTER TABLE correlated RENAME TO spans")
+            merge.merge(con, run)
+            table.write_parquet(con, "spans", segment)
+            table.write_parquet(con, "merged", folder / rundir.MERGED_FILE)
+        finally:
+            con.close()
+    return True
+
+
+def _move_up(out: Path, runs: Mapping[Path, Run]) -> dict[Path, Run]:
+    """Move the only run into the directory that holds its folder."""
+    folder, run = next(iter(runs.items()))
+    for member in folder.iterdir():
+        member.rename(out / member.name)
+    folder.rmdir()
+    return {out: run}
 
 
 def _are_ranks(runs: Iterable[Run]) -> bool:
@@ -150,7 +230,9 @@ def _combine_ranks(out: Path, runs: Mapping[Path, Run], job_name: str) -> dict[P
     for folder, run in runs.items():
         folder.rename(out / rundir.rank_name(run.rank or 0))
     parts = rundir.rank_parts(out)
-    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True})
+    first = min(runs.values(), key=lambda run: run.rank or 0)
+    kinds = {"kinds": first.content["kinds"]} if first.kinds else {}  # the same numbers on all ranks
+    job_run = Run.of({"kind": RANKS, "name": job_name, "finished": True, **kinds})
     rundir.write_run(out, job_run)
     job = rundir.read_job(out)
     segments = [segment for part in parts for segment in rundir.segments(part)]

@@ -7,7 +7,8 @@ first step is a trial, because its cost is unknown; the cheapest rung is tried f
 cost at most, which is earned again before the next trial.
 
 Beyond its share, profiling may cost `ALLOWANCE_NS` of a program: for starting, for ending, and, in the default budget,
-for the first few steps of each kind, so that short programs have results too.
+for the first few steps of each kind, so that short programs have results too. What these cost in excess of it, and what
+idle collectors cost in unrecorded steps, is paid from the share before further steps are recorded.
 """
 
 from __future__ import annotations
@@ -43,11 +44,18 @@ EVERY_OF_RANKS = 20
 ALLOWANCE_NS = 1_000_000_000
 """Nanoseconds that profiling may cost a program beyond its share of the program's time."""
 
-END_NS = 450_000_000
-"""Part of it that is kept for the end: removing and calibrating collectors, merging."""
+END_NS = 850_000_000
+"""Part of it that is kept for the end: removing and calibrating collectors, merging, the first screen."""
 
 LEAST_FIRST_NS = 250_000_000
 """Least part of it for the first steps, also if the start was slow: a short program has no other steps."""
+
+IDLE_NS, IDLE_SHARE = 40_000, 0.07
+"""Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
+measured only at the end; see benchmarks/unrecorded_steps.py."""
+
+MOST_IDLE = 0.5
+"""Largest part of the budget's share that is kept for it: steps are recorded in any case."""
 
 UNTRIED_FACTOR = 3
 """Expected cost of a rung that was not recorded yet, as a multiple of the cost of the deepest one that was."""
@@ -62,6 +70,9 @@ takes before anything is used that cannot be switched off again, such as CUPTI; 
 KINDS_UNEARNED = 4
 """Most kinds for which steps are free; once a program has run more kinds, no more steps are free."""
 
+MOST_DUE_NS = 400_000_000
+"""Longest time of the program until it is computed again whether the next recorded step is affordable."""
+
 MOST_MISSES = 2
 """Most free turns per free step: some turns turn out to be steps of another kind."""
 
@@ -72,8 +83,8 @@ RESTS = ((100_000_000, 12), (math.inf, 4))
 """Steady steps between earned blocks of rungs, by the longest step for which the number holds. Recorded steps come
 close together and are followed by a pause: if they were spread evenly, every bare step would be near one of them."""
 
-REST_NS = 60_000_000
-"""Minimum time of such a pause in nanoseconds, including the time until steps are steady."""
+REST_NS = 400_000_000
+"""Minimum time of such a pause in nanoseconds, including the time until steps are steady: most of it are stretches."""
 
 RESERVE = 0.1
 """Part of the share that is reserved for steps that cost more than the ones before them."""
@@ -172,9 +183,21 @@ class Budgeted(Schedule):
     def _gap_range(self, every: int) -> range:
         return range(every - 1, 2 * every - 1 if self._spread else every)
 
+    def next(self, kind: int | None = None) -> Turn:
+        """Return the turn of the next step, as `Schedule.next`; quickly, if none can be affordable yet."""
+        plan = self._plans.get(kind)
+        if plan is not None and self._account.loop_ns < plan.due_ns:
+            return self._run_bare()
+        return super().next(kind)
+
     def steps_until_due(self) -> int | None:
         """Return None: a step is due once it is earned, not after a number of steps."""
         return None
+
+    def ns_until_due(self) -> float | None:
+        """Return the least nanoseconds of the program before the next recorded step; None if that is not known."""
+        due_ns = min((plan.due_ns for plan in self._plans.values() if plan.due_ns), default=0.0)
+        return due_ns - self._account.loop_ns if due_ns > self._account.loop_ns else None
 
     @property
     def waits_for_storing(self) -> bool:
@@ -190,10 +213,10 @@ class Budgeted(Schedule):
         if not self._stretch or self._is_unearned(plan):
             return False
         step_ns = self._account.bare_ns or 0.0
-        return (
-            self._steady_steps < next(steps for most_ns, steps in RESTS if step_ns <= most_ns)
-            or self._ns_since_storing < REST_NS
-        )
+        steps = next(steps for most_ns, steps in RESTS if step_ns <= most_ns) - self._steady_steps
+        rest_ns = max(step_ns * steps, REST_NS - self._ns_since_storing)
+        self._postpone(plan, rest_ns)
+        return steps > 0 or rest_ns > 0
 
     def _choose(self, plan: Plan) -> Turn:
         return self._trial() or super()._choose(plan)
@@ -210,6 +233,8 @@ class Budgeted(Schedule):
         if turn.timed and self._untried_rungs and turn.rung is self._untried_rungs[0]:
             self._untried_rungs.pop(0)
         super()._use_turn(turn, plan)
+        for other in self._plans.values():  # costs change
+            other.due_ns = 0.0
 
     def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         account = self._account
@@ -226,7 +251,25 @@ class Budgeted(Schedule):
         if account.bare_steps < FIRST_BARE:
             return True
         available_ns = (1 - RESERVE) * self.share * account.loop_ns - (account.spent_ns - self._unearned_ns)
-        return self._expected_ns(turn) > available_ns - self._reserved_ns(plan)
+        expected_ns = self._expected_ns(turn)
+        if self._begins_block(turn, plan):  # so that its steps come close together
+            costs = (account.cost_ns(rung) for rung in self._active_rungs())
+            expected_ns = max(expected_ns, sum(cost_ns for cost_ns in costs if cost_ns is not None))
+        missing_ns = expected_ns - (available_ns - self._owed_ns() - self._reserved_ns(plan))
+        self._postpone(plan, missing_ns / ((1 - RESERVE) * self.share))
+        return missing_ns > 0
+
+    def _postpone(self, plan: Plan, ns: float) -> None:
+        """Note that the turn of a plan cannot come for this time of the program."""
+        if ns > 0:
+            plan.due_ns = self._account.loop_ns + min(MOST_DUE_NS, ns)
+
+    def _owed_ns(self) -> float:
+        """Return what the share must pay besides recorded steps: idle collectors, and what the allowance does not."""
+        account = self._account
+        idle_ns = min(IDLE_NS, IDLE_SHARE * (account.mean_ns or 0.0)) * account.bare_steps
+        idle_ns = min(idle_ns, MOST_IDLE * self.share * account.loop_ns)
+        return idle_ns + max(0.0, account.start_ns + END_NS + self._unearned_ns - ALLOWANCE_NS)
 
     def _expected_ns(self, turn: Turn) -> float:
         """Return the expected cost of a turn; of a trial, the cost of the rungs before it."""

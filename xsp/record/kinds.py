@@ -29,6 +29,14 @@ MOST_WORDS = 1 << 16
 LATEST_SUCCESSORS = 9
 """Number of latest steps after steps of a kind from which the next one is predicted."""
 
+CONTEXTS = (8, 3, 1)
+"""Numbers of last kinds from which the next one is predicted, the first that occurred `FEWEST_SEEN` times: programs
+repeat patterns, such as two steps of a discriminator and one of a generator, or a skipped optimizer step in seven."""
+
+FEWEST_SEEN = 2
+MOST_CONTEXTS = 4096
+"""Limit on the sequences of kinds that are remembered."""
+
 OTHER = "other steps"
 NO_CALL = "steps without a module's call"
 
@@ -62,6 +70,12 @@ class StepKind:
         }
         """Numbers of the signals in one of its steps. A step that is found at signals ends with the last of a kind."""
 
+        self.modules = frozenset(token.subject for token in tokens if token.kind is Kind.FORWARD)
+        """Numbers of the modules that it calls."""
+
+        self.ended_by: Signal | None = None
+        """The signal with which its last step ended, if steps are found at signals."""
+
         self.trains = any(token.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for token in tokens)
         self.calls = [_call_content(token) for token in tokens[:20]]
         self.batch = batch
@@ -70,21 +84,6 @@ class StepKind:
 
         self.step_count = 0
         """Steps of this kind that ended."""
-
-        self._successors: deque[int] = deque(maxlen=LATEST_SUCCESSORS)
-
-    def count_successor(self, kind: int) -> None:
-        """Note the kind of the step after one of this kind."""
-        self._successors.append(kind)
-
-    @property
-    def usual_successor(self) -> int | None:
-        """The kind that most of the latest steps after this kind had, the latest one of equals; None before the first.
-
-        One rare step among many (a smaller last batch, a skipped optimizer step) does not change it.
-        """
-        latest_first = list(reversed(self._successors))
-        return max(latest_first, key=latest_first.count) if latest_first else None
 
     def content(self) -> dict[str, Any]:
         """Return its content for `run.json`."""
@@ -115,7 +114,9 @@ class Kinds:
         self._by_form: dict[tuple[Any, ...], StepKind] = {}
         self._by_first_word: dict[tuple[Any, ...], list[StepKind]] = {}
         self._instances: dict[type | None, dict[int, int]] = {}
-        self._last_kind: StepKind | None = None
+        self._last: deque[int] = deque(maxlen=max(CONTEXTS))
+        self._successors: dict[tuple[int, ...], deque[int]] = {}
+        """The latest kinds after each sequence of last kinds."""
 
     def expected_kind(self, first_word: tuple[Any, ...] | None = None) -> int | None:
         """Return the number of the likely kind of the next step.
@@ -127,13 +128,34 @@ class Kinds:
             The kind that usually follows the last one. With `first_word`, if that kind never began with this word, the
             most frequent kind that did. None if unknown.
         """
-        expected = self._last_kind.usual_successor if self._last_kind is not None else None
+        expected = self._usual_successor()
         if first_word is None:
             return expected
         candidates = self._by_first_word.get(_form(Token(*first_word)), [])
         if expected is not None and self.all[expected] in candidates:
             return expected
         return max(candidates, key=lambda kind: kind.step_count).number if candidates else None
+
+    def _usual_successor(self) -> int | None:
+        """Return the kind that most of the latest steps after the last ones had; None before the first.
+
+        One rare step among many (a smaller last batch, a skipped optimizer step) does not change it.
+        """
+        last = tuple(self._last)
+        for length in CONTEXTS:
+            latest_first = list(reversed(self._successors.get(last[-length:], ()))) if len(last) >= length else []
+            if len(latest_first) >= FEWEST_SEEN or (latest_first and length == min(CONTEXTS)):
+                return max(latest_first, key=latest_first.count)  # the latest one of equals
+        return None
+
+    def _count_successor(self, kind: int) -> None:
+        last = tuple(self._last)
+        if len(self._successors) >= MOST_CONTEXTS:
+            self._successors.clear()
+        for length in CONTEXTS:
+            if len(last) >= length:
+                self._successors.setdefault(last[-length:], deque(maxlen=LATEST_SUCCESSORS)).append(kind)
+        self._last.append(kind)
 
     def count_step(
         self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None, is_next: bool = True
@@ -152,9 +174,7 @@ class Kinds:
         kind = entry.kind
         kind.step_count += 1
         if is_next:
-            if self._last_kind is not None:
-                self._last_kind.count_successor(kind.number)
-            self._last_kind = kind
+            self._count_successor(kind.number)
         if stated_samples is not None:
             kind.batch = Batch(stated_samples, "stated")
             return Classification(kind, kind.batch)

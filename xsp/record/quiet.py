@@ -1,13 +1,13 @@
-"""Stretches of steps of one kind in which xsp does next to nothing around a step, so that their time is the program's.
+"""Stretches of steps in which xsp does next to nothing around a step, so that their time is the program's.
 
-The work of xsp around a bare step takes some six microseconds, and changes the state of caches so that a step of ten
-microseconds takes twice as long. After a step of milliseconds its own code is no longer in the caches, and it takes 0.2
-to 0.3 ms. So if steps are shorter than `SHORT_NS`, stretches of them are timed as a whole: their steps are only
-counted. A stretch is one row of the loop; in such programs, only these rows are steady. Of longer steps, the end of
-each is noted, and each has its row.
+The work of xsp around a bare step takes about 0.1 ms, and changes the state of caches so that a step of ten
+microseconds takes twice as long, and one of milliseconds a tenth longer. So in a stretch only the end of each step is
+noted, with its calls; their rows of the loop are made when it ends. Of steps shorter than `SHORT_NS`, a row is the mean
+of several; in programs of such steps, only these rows are steady.
 
-The calls in a stretch are compared with those of its kind. A call of another model or with another shape ends the
-stretch, for instance a training step after the calls of a rollout, and its step is counted as a step of its own kind.
+A stretch may contain steps of several kinds, if each ends with the only signal of its kind in it, or where the program
+marks its end. A call that no such kind makes ends the stretch, for instance of training after the calls of a rollout,
+and its step is counted by itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from itertools import groupby, pairwise
 from types import TracebackType
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Outline, Signal
 from xsp.record.blocks import Blocks
 from xsp.record.collecting import Collecting
-from xsp.record.kinds import Kinds
+from xsp.record.kinds import Kinds, StepKind
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
@@ -30,19 +32,24 @@ from xsp.record.threads import Threads
 from xsp.stats import percentile
 
 SHORT_NS = 3_000_000
-STRETCH_NS = 8_000_000
+ROW_NS = 8_000_000
+"""Least time of the short steps whose mean is a row."""
+
 FEWEST_STEPS = 5
-"""Minimum number of steps in a stretch."""
+"""Minimum number of steps in a stretch, and in a row that is a mean."""
 
-SAME_KIND_STEPS = 50
-"""Consecutive steps of one kind before a stretch: the next ones are then assumed to be of the same kind."""
+MOST_STEPS, MOST_NS = 1024, 400_000_000
+"""Most steps in a stretch, and their time."""
+
+UNKNOWN_STEPS = 16
+"""Most steps in a stretch if it is not known when the next step should be recorded; short ones of `ROW_NS`."""
+
+COUNTED_STEPS, LONG_COUNTED_STEPS = 50, 12
+"""Consecutive steps that end as in a stretch before one begins: short ones, and those of at least `SHORT_NS`."""
 
 
-LONG_STEPS, LONG_STRETCH_NS = 16, 400_000_000
-"""Most steps of at least `SHORT_NS` in a stretch, and their time: then it is decided whether one is recorded."""
-
-LONG_SAME_KIND_STEPS = 12
-"""As `SAME_KIND_STEPS`, for steps of at least `SHORT_NS`."""
+_End: TypeAlias = "tuple[int, int, int, tuple[tuple[Any, ...], ...]]"
+"""The end of a step, the waits for data and the time between steps since the stretch began, and its words."""
 
 
 class _StretchStep:
@@ -118,31 +125,25 @@ class Quiet:
 
         self.stretch_step = _StretchStep(self, steps.outline)
         self._thread = threading.get_ident()
-        self._count = 0
-        self._began_ns = self._last_ns = 0
-        self._waited_ns = 0
-        """Time that the program had waited for data when the last step of the stretch ended."""
+        self.has_begun = False
+        """Whether a stretch has begun that was not counted yet."""
 
-        self._is_long = False
-        """Whether each step of the stretch has its row."""
-
-        self._ends: list[tuple[int, int, int]] = []
-        """Of long steps: the end of each, and the waits for data and the time between steps until then."""
+        self._began_ns = self._until_ns = 0
+        self._ends: list[_End] = []
+        """The ends of its steps."""
 
         self._other_start_ns: int | None = None
-        """Start of the open step, if the program delimits it and its kind differs from its stretch's; else None."""
+        """Start of the open step, if the program delimits it and it broke the stretch off; else None."""
 
-        self._kind = self._same_kind_steps = 0
+        self._kind = self._counted_steps = 0
         self._samples = UNKNOWN
+        self._words: tuple[tuple[tuple[int, int], ...], Set[tuple[Any, ...]]] = ((), frozenset())
+        """Numbers of kinds with their numbers of words, and all of these words."""
+
         self._gap_shares: deque[float] = deque(maxlen=9)
         """Shares of an iteration that lie between steps, of the latest bare steps."""
 
         self._usual_ns = float("inf")
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a stretch has begun that was not counted yet."""
-        return self._count > 0
 
     @property
     def leaves_no_gap(self) -> bool:
@@ -155,68 +156,85 @@ class Quiet:
 
     def hold(self) -> None:
         """Make the contexts of steps on this thread those of a stretch, until `remaining` is set to 0."""
-        self._thread, self.remaining = threading.get_ident(), sys.maxsize
+        self._thread, self.remaining, self._until_ns = threading.get_ident(), sys.maxsize, sys.maxsize
 
     @property
     def is_short(self) -> bool:
-        """Whether the program's steps are now timed in stretches."""
-        if not self._steps.threads.is_one:
-            return False
-        return self._usual_ns < SHORT_NS and self._same_kind_steps >= SAME_KIND_STEPS and self._is_counted()
+        """Whether the program's steps are now timed in stretches, several in a row."""
+        return self._usual_ns < SHORT_NS and self._counted_steps >= COUNTED_STEPS and self._steps.threads.is_one
 
-    def _may_be_long(self) -> bool:
-        """Return whether the next steps may be a stretch of steps that are not short."""
-        is_alike = self._same_kind_steps >= LONG_SAME_KIND_STEPS and self._steps.threads.is_one
-        return is_alike and SHORT_NS <= self._usual_ns < float("inf") and self._is_counted()
+    def _may_begin(self) -> bool:
+        """Return whether the next steps may be a stretch."""
+        least = COUNTED_STEPS if self._usual_ns < SHORT_NS else LONG_COUNTED_STEPS
+        return self._counted_steps >= least and self._usual_ns < float("inf") and self._steps.threads.is_one
 
-    def _is_counted(self) -> bool:
+    def _is_counted(self, kind: StepKind) -> bool:
+        """Return whether steps of a kind can be counted in a stretch."""
         if self.by_context or self.by_mark:
             return True
-        if self.by_signal is None:
+        signal = self.by_signal
+        if signal is None or kind.ended_by is not signal or kind.signal_counts.get(signal) != 1:
             return False
-        return self._steps.kinds.all[self._kind].signal_counts.get(self.by_signal) == 1
+        # calls of several modules may turn out to be parts of one step, see `xsp.record.sequences`
+        return signal is not Signal.CALL_END or kind.modules == self._steps.kinds.all[self._kind].modules
 
-    def count_step(self, is_bare: bool, dur_ns: int, before_ns: int, kind: int, samples: int) -> None:
+    def count_step(self, is_bare: bool, dur_ns: int, before_ns: int, kind: StepKind, samples: int) -> None:
         """Note a step outside stretches, and its values for the loop."""
-        self._same_kind_steps = self._same_kind_steps + 1 if kind == self._kind else 0
-        self._kind, self._samples = kind, samples
+        kind.ended_by = self.by_signal
+        self._counted_steps = self._counted_steps + 1 if self._is_counted(kind) else 0
+        self._kind, self._samples = kind.number, samples
         if is_bare:  # the shortest of the latest: other programs delay some steps
             self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
             self._gap_shares.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
 
     def begin(self) -> None:
         """Begin a stretch if it is time for one; called after a bare step."""
-        if self._steps.schedule.is_steady and (self.is_short or self._may_be_long()):
-            count, due = max(FEWEST_STEPS, round(STRETCH_NS / self._usual_ns)), self._steps.schedule.steps_until_due()
-            self._is_long = not self.is_short
-            if self._is_long:
-                count = min(LONG_STEPS, int(LONG_STRETCH_NS / self._usual_ns))
-                self._ends.clear()
-            count = min(count, self._same_kind_steps, count if due is None else due)
-            if count < FEWEST_STEPS:
-                return
-            self.remaining = self._count = count
-            self._steps.outline.thread = threading.get_native_id()
-            self._thread = threading.get_ident()
-            self._steps.outline.clear()
-            self._steps.outline.usual = self._steps.kinds.all[self._kind].words
-            self._steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
-            self._steps.usage.read()
-            self._began_ns = self._last_ns = self._steps.outline.ended_ns = self._steps.continued_ns
-            self._steps.outline.between_ns = self._steps.outline.begun = self._waited_ns = 0
+        steps, schedule = self._steps, self._steps.schedule
+        if not (schedule.is_steady and self._may_begin()):
+            return
+        due_ns, due_steps = schedule.ns_until_due(), schedule.steps_until_due()
+        if due_ns is None:
+            most_ns = MOST_NS if self._usual_ns >= SHORT_NS else max(ROW_NS, FEWEST_STEPS * self._usual_ns)
+        else:
+            most_ns = min(MOST_NS, due_ns)
+        count = min(MOST_STEPS if due_ns is not None else UNKNOWN_STEPS, int(most_ns / self._usual_ns))
+        if due_ns is None and self._usual_ns < SHORT_NS:
+            count = max(FEWEST_STEPS, round(ROW_NS / self._usual_ns))
+        count = min(count, self._counted_steps, count if due_steps is None else due_steps)
+        if count < FEWEST_STEPS:
+            return
+        self.has_begun, self.remaining = True, count
+        self._thread = threading.get_ident()
+        self._ends.clear()
+        outline = steps.outline
+        outline.thread = threading.get_native_id()
+        outline.clear()
+        outline.usual = self._usual_words()
+        steps.collecting.mute(True, None if self.by_context or self.by_mark else self.by_signal)
+        steps.usage.read()
+        self._began_ns = outline.ended_ns = steps.continued_ns
+        self._until_ns = self._began_ns + int(most_ns)
+        outline.between_ns = outline.begun = 0
+
+    def _usual_words(self) -> Set[tuple[Any, ...]]:
+        """Return the words of all kinds whose steps can be counted in a stretch."""
+        counted = [kind for kind in self._steps.kinds.all if self._is_counted(kind)]
+        if len(counted) == 1:
+            return counted[0].words
+        sizes = tuple((kind.number, len(kind.words)) for kind in counted)
+        if sizes != self._words[0]:
+            self._words = sizes, frozenset().union(*(kind.words for kind in counted))
+        return self._words[1]
 
     def on_signal(self, signal: Signal) -> None:
         """Handle a signal in a stretch: it may be the end of a step. Hot."""
         if signal is self.by_signal:
+            outline, now_ns = self._steps.outline, monotonic_ns()
             self.remaining -= 1
-            steps = self._steps
-            outline, now_ns, waited_ns = steps.outline, monotonic_ns(), steps.waited_ns
+            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline)))
             outline.clear()
-            if self._is_long:
-                self._ends.append((now_ns, waited_ns, outline.between_ns))
-            self._last_ns = outline.ended_ns = now_ns
-            self._waited_ns = waited_ns
-            if not self.remaining:
+            outline.ended_ns = now_ns
+            if not self.remaining or now_ns > self._until_ns:
                 self.end()
                 self._steps.plan_after_stretch()
 
@@ -224,31 +242,31 @@ class Quiet:
         """Handle a mark of the program at the end of a step in a stretch, or of the step that broke it off."""
         if self.has_begun:
             self.remaining -= 1
-            self._steps.outline.clear()
         if self.has_begun or self._other_start_ns is not None:
             self.on_step_end()
         if self.has_begun and not self.remaining:
             self.end()
+        elif self.has_begun and self._ends and self._ends[-1][0] > self._until_ns:
+            self.remaining = 1  # the next mark is the last one
 
     def on_step_end(self) -> None:
         """Handle the end of a step that the program delimits, in a stretch or after it was broken off."""
         now_ns = monotonic_ns()
         if self._other_start_ns is None:
-            self._pass_step(now_ns)
+            outline = self._steps.outline
+            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline)))
+            outline.clear()
+            outline.ended_ns = now_ns
         else:
             self._count_other(self._other_start_ns, now_ns)
 
     def end_if_last(self) -> None:
         """End the stretch after the last step that the program delimits, so that the next one can be planned."""
-        if self.has_begun and not self.remaining and not self.by_mark:
+        if not self.has_begun or self.by_mark:
+            return
+        if not self.remaining or (self._ends and self._ends[-1][0] > self._until_ns):
             self.end()
             self._steps.plan_after_stretch()
-
-    def _pass_step(self, now_ns: int) -> None:
-        if self._is_long:
-            self._ends.append((now_ns, self._steps.waited_ns, self._steps.outline.between_ns))
-        self._last_ns = self._steps.outline.ended_ns = now_ns
-        self._waited_ns = self._steps.waited_ns
 
     def break_off(self) -> None:
         """End the stretch with the last complete step: the program now runs a step of another kind."""
@@ -258,9 +276,11 @@ class Quiet:
             self.end()
             return
         outline = self._steps.outline
-        self.remaining += not self.by_mark  # a mark counts a step at its end
-        since_ns = self._last_ns if self.by_mark else monotonic_ns()
-        self._other_start_ns, words, thread = since_ns, list(outline), outline.thread
+        if self.by_mark:
+            self._other_start_ns = self._ends[-1][0] if self._ends else self._began_ns
+        else:
+            self._other_start_ns = monotonic_ns()
+        words, thread = list(outline), outline.thread
         self.end()
         outline.thread = thread
         outline.clear()
@@ -273,7 +293,7 @@ class Quiet:
         kind, batch = steps.kinds.count_step(steps.outline, steps.batch_size)
         samples = UNKNOWN if batch.size is None else batch.size
         dur_ns, before_ns = now_ns - since_ns, max(0, since_ns - steps.continued_ns)
-        self.count_step(False, dur_ns, before_ns, kind.number, samples)
+        self.count_step(False, dur_ns, before_ns, kind, samples)
         steps.loop.add((
             steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
             steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN, threading.get_native_id(), 0,
@@ -288,69 +308,106 @@ class Quiet:
         steps.outline.thread = None
 
     def end(self) -> None:
-        """Count a stretch that ended or was broken off, up to the end of its last step: a row, or one for each step."""
-        count, self._count, self.remaining = self._count - self.remaining, 0, 0
-        steps = self._steps
-        thread = steps.outline.thread or UNKNOWN
+        """Count a stretch that ended or was broken off, up to the end of its last step."""
+        self.has_begun, self.remaining = False, 0
+        steps, outline, count = self._steps, self._steps.outline, len(self._ends)
+        thread = outline.thread or UNKNOWN
         steps.collecting.mute(False)
-        before_ns = self._before_ns(count)
-        steps.outline.usual = steps.outline.thread = steps.outline.ended_ns = None
+        are_begins_known = self._are_begins_known(count)
+        outline.usual = outline.thread = outline.ended_ns = None
         steps.collecting.forget()
         steps.blocks.drop(self._began_ns)
-        steps.outline.clear()
+        outline.clear()
         if not count:
             return
         self.has_passed = True
-        step_ns, usage = round((self._last_ns - self._began_ns) / count), steps.usage.read(count)
-        times = [(count, self._began_ns, step_ns - before_ns, before_ns, self._waited_ns // count)]
-        if self._is_long:
-            times = self._times_of_each(count, before_ns / step_ns if step_ns else 0.0)
-        number = steps.step_count
-        for row_steps, start_ns, dur_ns, row_before_ns, data_ns in times:
+        usage = steps.usage.read(count)
+        passed = self._passed(are_begins_known)
+        dur_ns = before_ns = 0
+        for row in rows_of(passed):
             steps.loop.add((
-                steps.rank, number, row_steps, self._kind, SETTLE.rung, 1, start_ns, dur_ns, row_before_ns, data_ns, 0,
-                self._samples, Status.OK, *usage, thread, 0,
+                steps.rank, row.number, row.steps, row.kind, SETTLE.rung, 1, row.start_ns, row.dur_ns, row.before_ns,
+                row.data_ns, 0, row.samples, Status.OK, *usage, thread, 0,
             ))  # fmt: skip
-            number += row_steps
-        steps.waited_ns -= self._waited_ns
-        self._same_kind_steps += count
+            dur_ns += row.dur_ns * row.steps
+            before_ns += row.before_ns * row.steps
+            steps.schedule.count_bare(row.kind, row.steps, (row.dur_ns + row.before_ns) * row.steps)
+        last_ns, waited_ns, *_ = self._ends[-1]
+        steps.waited_ns -= waited_ns
+        self._counted_steps += count
         steps.step_count += count
-        steps.kinds.all[self._kind].step_count += count
-        steps.account.add_bare_stretch(count, (step_ns - before_ns) * count, before_ns * count)
-        steps.schedule.count_bare(self._kind, count, step_ns * count)
-        steps.continued_ns, steps.after_ns = self._last_ns, 0
-        steps.threads.go_on(thread, self._last_ns)
+        steps.account.add_bare_stretch(count, dur_ns, before_ns)
+        steps.continued_ns, steps.after_ns = last_ns, 0
+        steps.threads.go_on(thread, last_ns)
 
-    def _times_of_each(self, count: int, share: float) -> list[tuple[int, int, int, int, int]]:
-        """Return for each step of the stretch 1, its start, its duration, the time before it, and its waits for data.
-
-        Args:
-            count: number of the steps.
-            share: share of an iteration before its step, where it is not known when each step began.
-        """
-        times = []
-        are_begins_known = not self.by_mark and not self.is_gapless and self._steps.outline.begun >= count
-        last_ns, last_waited_ns, last_between_ns = self._began_ns, 0, 0
-        for end_ns, waited_ns, between_ns in self._ends[:count]:
-            iteration_ns = end_ns - last_ns
-            before_ns = between_ns - last_between_ns if are_begins_known else round(share * iteration_ns)
+    def _passed(self, are_begins_known: bool) -> list[Passed]:
+        """Return the steps of the stretch, and count them in their kinds."""
+        if self.by_mark or self.is_gapless:
+            share = 0.0
+        else:
+            share = percentile(list(self._gap_shares), 0.5) if self._gap_shares else 0.0
+        kinds, number = self._steps.kinds, self._steps.step_count
+        passed, last = [], (self._began_ns, 0, 0)
+        for end_ns, waited_ns, between_ns, words in self._ends:
+            kind = kinds.count_step(words).kind
+            iteration_ns, data_ns = end_ns - last[0], waited_ns - last[1]
+            if are_begins_known:
+                before_ns = between_ns - last[2]
+            elif self.by_mark or self.is_gapless:
+                before_ns = 0
+            else:
+                before_ns = max(round(share * iteration_ns), data_ns)
             before_ns = min(max(0, before_ns), iteration_ns)
-            times.append((1, last_ns + before_ns, iteration_ns - before_ns, before_ns, waited_ns - last_waited_ns))
-            last_ns, last_waited_ns, last_between_ns = end_ns, waited_ns, between_ns
-        return times
+            samples = self._samples if kind.number == self._kind else kind.batch.size
+            passed.append(Passed(
+                number, 1, kind.number, last[0] + before_ns, iteration_ns - before_ns, before_ns, data_ns,
+                UNKNOWN if samples is None else samples,
+            ))  # fmt: skip
+            last = end_ns, waited_ns, between_ns
+            number += 1
+        return passed
 
-    def _before_ns(self, count: int) -> int:
-        """Return the time before each step of the stretch, including waits for data; 0 between marks.
-
-        If no call shows when the steps began, it is the usual share of the time, and at least the wait for data.
-        """
-        if self.by_mark or self.is_gapless or not count:
-            return 0
+    def _are_begins_known(self, count: int) -> bool:
+        """Return whether a call showed when each step of the stretch began."""
         outline = self._steps.outline
-        begun, between_ns = outline.begun, outline.between_ns
-        if outline.began_ns > self._last_ns:  # it began after the stretch
-            begun, between_ns = begun - 1, between_ns - (outline.began_ns - self._last_ns)
-        if begun == count:
-            return round(between_ns / count)
-        step_ns = (self._last_ns - self._began_ns) / count
-        return round(min(step_ns, max(percentile(list(self._gap_shares), 0.5) * step_ns, self._waited_ns / count)))
+        begun = outline.begun - (bool(count) and outline.began_ns > self._ends[-1][0])  # one began after the stretch
+        return not self.by_mark and not self.is_gapless and begun == count
+
+
+class Passed(NamedTuple):
+    """A step that passed in a stretch, or the mean of several of one kind."""
+
+    number: int
+    steps: int
+    kind: int
+    start_ns: int
+    dur_ns: int
+    before_ns: int
+    data_ns: int
+    samples: int
+
+
+def rows_of(passed: Sequence[Passed]) -> Iterator[Passed]:
+    """Return the rows of the loop for the steps of a stretch: consecutive short ones of a kind share one."""
+    for _, group in groupby(passed, key=lambda step: (step.kind, step.samples)):
+        steps = list(group)
+        total_ns = sum(step.dur_ns for step in steps)
+        per_row = max(FEWEST_STEPS, round(ROW_NS * len(steps) / max(1, total_ns)))
+        if len(steps) < FEWEST_STEPS or total_ns >= SHORT_NS * len(steps):
+            yield from steps
+            continue
+        # a rest that is too short for a row of its own is part of the last one
+        rows = max(1, len(steps) // per_row)
+        bounds = [round(len(steps) * place / rows) for place in range(rows + 1)]
+        for first, end in pairwise(bounds):
+            yield _mean(steps[first:end])
+
+
+def _mean(steps: Sequence[Passed]) -> Passed:
+    count = len(steps)
+    return steps[0]._replace(
+        steps=count,
+        dur_ns=round(sum(step.dur_ns for step in steps) / count),
+        before_ns=round(sum(step.before_ns for step in steps) / count),
+        data_ns=sum(step.data_ns for step in steps) // count,
+    )

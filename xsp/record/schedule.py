@@ -87,6 +87,9 @@ class Plan:
         self.next_turn: Turn | None = None
         """The turn of its next recorded step, once chosen."""
 
+        self.due_ns = 0.0
+        """Time of the program's loop before which this turn is not affordable."""
+
     def add_turn(self, turn: Turn) -> None:
         """Count a turn that was planned for another kind and used by a step of this kind."""
         if turn.describe:
@@ -266,6 +269,10 @@ class Schedule:
         """Return the number of bare steps before the next recorded one; None if that is not determined in steps."""
         return None if self._by_time else self._gap - self._bare_steps
 
+    def ns_until_due(self) -> float | None:
+        """Return the least nanoseconds of the program before the next recorded step; None if that is not known."""
+        return None
+
     def take_back(self, turn: Turn) -> None:
         """Take back the turn of a step that was abandoned."""
         if turn.is_kept and self._planned is not None:
@@ -284,11 +291,14 @@ class Schedule:
 
     def _must_wait(self, turn: Turn, plan: Plan) -> bool:
         """Return whether the next step runs bare although a turn was chosen."""
-        begins_block = turn.timed and len(plan.block) == len(self._active_rungs()) and not self._is_first
-        if begins_block and self._must_rest(plan):
+        if self._begins_block(turn, plan) and self._must_rest(plan):
             return True
         is_urgent = self._is_first or self._is_behind(plan)
         return self._bare_steps < self._gap and not (self._bare_steps >= self._gaps[0] and is_urgent)
+
+    def _begins_block(self, turn: Turn, plan: Plan) -> bool:
+        """Return whether a turn is the first of a block of rungs; the first ones of a program are in no block."""
+        return turn.timed and len(plan.block) == len(self._active_rungs()) and not self._is_first
 
     def _must_rest(self, plan: Plan) -> bool:
         """Return whether steady steps should run before the next block of rungs."""

@@ -216,7 +216,7 @@ class Steps:
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.is_bare and step.is_steady and not self.quiet.is_short
-        self.quiet.count_step(turn.is_bare, dur_ns, step.waited_ns, kind.number, samples)
+        self.quiet.count_step(turn.is_bare, dur_ns, step.waited_ns, kind, samples)
         steady = UNKNOWN if step.is_disturbed else int(is_steady)
         if step.is_disturbed or not turn.is_bare:
             self.usage.forget()

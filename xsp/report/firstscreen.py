@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from xsp import account
 from xsp.account import Account, Iterations, Side
+from xsp.account.kinds import sentence as kinds_sentence
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, AdviceContext, Needs
@@ -85,10 +86,14 @@ class FirstScreen:
     name: str = ""
     """Name of the trace, with which the heading begins."""
 
+    kinds: str = ""
+    """A sentence on each kind of step that an engine annotated; empty without such kinds."""
+
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences in the order in which they matter."""
-        return (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
+        found = (*self.remarks, self.sentence) if self.remarks_first else (self.sentence, *self.remarks)
+        return (*found, self.kinds) if self.kinds else found
 
 
 def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advice] | None = None) -> FirstScreen:
@@ -108,7 +113,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         _heading(trace, accounted),
         limit(accounted, _attention_ms(trace, accounted)),
         tuple(remark.text for remark in remarks(accounted)[:MOST_REMARKS]),
-        *(_sides(accounted) if accounted.steps_found else _program(accounted)),
+        *(_sides(trace, accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
         tuple(_worth(_advice(trace) if pieces is None else pieces)) if accounted.steps_found else (),
         tuple(_doubts(findings)),
@@ -118,13 +123,14 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         f"where the time of {'an iteration' if accounted.steps_found else 'the loop'} goes",
         trace.run.budget,
         trace.name,
+        kinds_sentence(trace, accounted) if trace.run.imported is not None else "",
     )
 
 
-def _sides(accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """Return the lines of the host and of the busiest device."""
+def _sides(trace: Trace, accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """Return the lines of the host and of the busiest device; none without a timeline."""
     main = accounted.job
-    if main is None:
+    if main is None or trace.run.timeline is False:
         return (), ()
     return tuple(lines(main, main.host)), tuple(lines(main, main.device)) if main.device is not None else ()
 
@@ -165,6 +171,8 @@ def _heading(trace: Trace, accounted: Account) -> str:
         text += f", {main.name} ({100 * main.share:.0f} % of the loop)"
     if main.time.ms is None:
         return f"{text}: the time of an iteration is unknown"
+    if trace.run.timeline is False:
+        return f"{text}: {ms_text(main.time.ms)} of work on devices in all, without a timeline"
     if main.unit == "window":
         return f"{text}: {ms_text(main.time.ms)} recorded, without steps"
     time = main.time

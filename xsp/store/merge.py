@@ -38,7 +38,18 @@ import duckdb
 from xsp import stats, table
 from xsp.device import occupancy
 from xsp.run import Run
-from xsp.schema import COLUMNS, DESCRIPTION_KEYS, LOOP_COLUMNS, MAX_NESTING, MERGED_COLUMNS, Kind, Level, Rule, Span
+from xsp.schema import (
+    COLUMNS,
+    DESCRIPTION_KEYS,
+    LOOP_COLUMNS,
+    MAX_NESTING,
+    MERGED_COLUMNS,
+    STEP_KIND,
+    Kind,
+    Level,
+    Rule,
+    Span,
+)  # fmt: skip
 from xsp.store import coldness, iterations
 from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, DurationStats, figures_of, on_cold_caches, own_rung
 from xsp.store.loop import BARE
@@ -142,7 +153,8 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
     taken; the work of the other ranks is in `spans`. In addition, `alike` holds whether the step was `timed`, the
     `dur_ns` and the `status` of its own span, a hash of its `structure` over all keys, and `on_host`, a map from level
     to the number of spans on the host. So later queries about whole steps need not read the spans again, which may be
-    in thousands of files. `step_kind` is the kind of the steps in `loop`; null without a loop.
+    in thousands of files. `step_kind` is the kind of the steps in `loop`; without a loop, that which an importer gave
+    them; null if it gave none.
 
     Args:
         con: holds `spans`, and `loop` if there is one.
@@ -164,6 +176,9 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             FROM spans WHERE step IS NOT NULL GROUP BY trace_id, step, rung, rank
         ), loop_kinds AS (
             SELECT rank, step, rung, any_value(kind) AS step_kind FROM loop WHERE rung <> {BARE} GROUP BY ALL
+            UNION ALL
+            SELECT rank, step, rung, any_value({STEP_KIND}) FROM spans
+            WHERE kind = '{Kind.STEP}' AND step IS NOT NULL AND NOT EXISTS (FROM loop) GROUP BY ALL
         ), rank_steps AS (
             SELECT steps.*, step_kind FROM steps LEFT JOIN loop_kinds USING (rank, step, rung)
             WHERE rank = (SELECT min(rank) FROM steps)
@@ -172,7 +187,8 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
                        WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
             GROUP BY step_kind
-            ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST, step_kind LIMIT 1
+            ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST,
+                     CASE WHEN NOT EXISTS (FROM loop) THEN sum(dur_ns) END DESC NULLS LAST, step_kind LIMIT 1
         ), kind_steps AS (
             SELECT * FROM rank_steps
             WHERE step_kind IS NOT DISTINCT FROM coalesce({requested}, (SELECT step_kind FROM heaviest))
