@@ -78,6 +78,7 @@ def test_questions_on_a_model_are_answered_together(tmp_path: Path) -> None:
 
 
 def test_ceilings_that_the_step_beats_are_to_be_measured_again(tmp_path: Path) -> None:
+    ceilings.cache_path().unlink(missing_ok=True)  # higher rates would be kept
     ceilings.store({cpu_model() or "cpu": Ceiling("a cpu", {"fp32": 1e6}, {}, 1e6, "measured")})
     basis = timed_graph(tmp_path)
     first, *_ = ideal.lines(bound.of(basis.graph, timings=basis.timings, threads=2))

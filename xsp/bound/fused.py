@@ -92,7 +92,7 @@ class _Flow:
         self.needed: dict[int, int] = {}
         self.kernels: list[int] = []
         for place, node in enumerate(graph.nodes):
-            sources = [self.read_bytes(place, index) for index in range(len(node.reads))]
+            sources = [self.bytes_read(place, index) for index in range(len(node.reads))]
             for number in node.writes:
                 if self.apart[place]:
                     self.needed[number] = self._size(number)
@@ -114,7 +114,7 @@ class _Flow:
             is_read = self.apart[place] or (number not in self.makers and reads_existing)
             if is_read and (kernel, number) not in self.seen:
                 self.seen.add((kernel, number))
-                total += self.read_bytes(place, index)
+                total += self.bytes_read(place, index)
         for number in node.writes:
             if number in self.outliving:
                 total += self._size(number)
@@ -122,7 +122,7 @@ class _Flow:
                 total += self.carried.get(number, 0)
         return total
 
-    def read_bytes(self, place: int, index: int) -> int:
+    def bytes_read(self, place: int, index: int) -> int:
         """Return the least bytes that a call reads for one of its tensors."""
         node = self.graph.nodes[place]
         number = node.reads[index]
@@ -138,7 +138,7 @@ class _Flow:
             onward = max((carried[number] for number in node.writes), default=0)
             for index, number in enumerate(node.reads):
                 if number in self.makers and node.computes:
-                    size = self.read_bytes(place, index)
+                    size = self.bytes_read(place, index)
                     carried[number] = max(carried[number], size if self.apart[place] else min(size, onward))
         return carried
 

@@ -10,7 +10,7 @@ examples:
   xsp import traces/ -o runs/job                 a file for each rank
   xsp import report.sqlite -o runs/nsys          nsys export --type sqlite
   xsp import et.json kineto.json -o runs/both
-  xsp import trace.json capture.json -o runs/graphs   operators of replayed graphs from the trace of their capture
+  xsp import graphs.json capture.json -o runs/g  operators of replayed graphs
   xsp import broken.json --repair -o runs/back   names with bare quotes
   xsp import http://localhost:16686/trace/TRACE-ID -o runs/back
 """
