@@ -10,6 +10,7 @@ no words and signals of their own: the pass is signalled with the last optimizer
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -147,15 +148,17 @@ class TrainingCalls(Collector):
             return None
         with torch.inference_mode(False):
             weight = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
-        optimizer = _Idle([weight], {})
+        # the first optimizer of a process imports Dynamo, for a second; a program without any has no optimizer's steps
+        optimizer = _Idle([weight], {}) if "torch._dynamo" in sys.modules else None
 
         def run() -> None:
             with torch.inference_mode(False), torch.enable_grad():
                 for _ in range(times):
                     weight.sum().backward()
-                    optimizer.step()
+                    if optimizer is not None:
+                        optimizer.step()
 
-        return Probe(run, spans=2 * times)
+        return Probe(run, spans=times if optimizer is None else 2 * times)
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling

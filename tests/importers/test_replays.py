@@ -267,3 +267,40 @@ def test_a_capture_that_records_one_more_call_than_the_graph_has_kernels_still_f
     capture.replay(["another kernel"])
     trace = xsp.load([made.write(tmp_path / "exec.json"), capture.write(tmp_path / "capture.json")])
     assert plain(attributed(trace)) == OF_MODEL
+
+
+def test_each_rank_has_the_capture_of_its_own_rank_and_a_trace_may_have_several_captures(tmp_path: Path) -> None:
+    files = []
+    for rank in range(2):
+        made, capture, other = Made(), Made(), Made()
+        made.replay(KERNELS)
+        made.replay(["other_kernel"])
+        capture.eager([(f"Rank{rank}_{module}", *rest) for module, *rest in MODEL], captured=True)
+        other.eager([(f"Rank{rank}_Other", "aten::abs", "other_kernel", [[rank]])], captured=True)
+        for name, each in (("exec", made), ("capture", capture), ("other", other)):
+            path = each.write(tmp_path / f"{name}_{rank}.json")
+            document = json.loads(path.read_text()) | {"distributedInfo": {"rank": rank, "world_size": 2}}
+            path.write_text(json.dumps(document))
+            files.append(path)
+    trace = xsp.load(files)
+    rows = trace.sql(
+        "SELECT k.rank, layer.name FROM spans k JOIN spans layer ON layer.rank = k.rank AND layer.span_id = k.layer_id "
+        "WHERE k.kind = 'kernel' AND k.parent_rule = 'order' ORDER BY k.rank, k.start_ns"
+    ).fetchall()
+    own = ["Linear_0", "ReLU_0", "Linear_1", "Other"]
+    assert rows == [(rank, f"Rank{rank}_{name}") for rank in range(2) for name in own]
+
+
+def test_many_replays_of_captures_of_many_sizes_are_paired_in_a_moment(tmp_path: Path) -> None:
+    made, capture = Made(), Made()
+    for _ in range(300):
+        for _ in range(8):
+            made.replay(KERNELS)
+    for size in range(40):
+        for layer in range(8):
+            capture.eager([(f"Block{layer}", *rest[:2], [[size]]) for _, *rest in MODEL], captured=True)
+    trace = xsp.load([made.write(tmp_path / "exec.json"), capture.write(tmp_path / "capture.json")])
+    rows = attributed(trace)
+    assert len(rows) == 300 * 8 * 3
+    assert {row[1] for row in rows} == {"aten::mm", "aten::relu"}
+    assert {row[2] for row in rows} == {None}

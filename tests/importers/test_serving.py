@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_traces
 
 import xsp
 from xsp import account
@@ -16,7 +17,7 @@ from xsp.account.kinds import kinds
 from xsp.errors import UsageError
 from xsp.importers.serving import Annotation, parse
 from xsp.ingest import sources
-from xsp.report import firstscreen
+from xsp.report import firstscreen, loop
 from xsp.store.trace import Trace
 
 FORMS = {
@@ -181,3 +182,25 @@ def test_a_trace_without_annotations_has_no_kinds(tmp_path: Path) -> None:
     assert "no kinds of steps are known" in (xsp.analyses.kinds_of_steps.refusal(xsp.load(path)) or "")
     with pytest.raises(UsageError, match="has no kinds of steps"):
         xsp.load(path, kind="decode")
+
+
+def test_nvtx_ranges_of_an_engine_are_its_steps(tmp_path: Path) -> None:
+    names = ["[Executor] _forward_step 1: 1 ctx reqs, 0 gen reqs", "[Executor] _forward_step 2: 0 ctx reqs, 8 gen reqs"]
+    tables: dict[str, Any] = {
+        **small_traces.START, **small_traces.GPUS,
+        small_traces.NVTX: [small_traces.nvtx(1000 * at, 1000 * at + 900, name) for at, name in enumerate(names, 1)],
+        small_traces.RUNTIME: [small_traces.call(1000 * at + 10, 1000 * at + 20, at) for at in (1, 2)],
+        small_traces.KERNELS: [small_traces.kernel(1000 * at + 100, 1000 * at + 400, at) for at in (1, 2)],
+    }  # fmt: skip
+    trace = xsp.load(small_traces.nsys(tmp_path / "t.sqlite", tables))
+    rows = xsp.analyses.kinds_of_steps(trace).select("name, iterations, requests").fetchall()
+    assert sorted(rows) == [("decode", 1, 8.0), ("prefill", 1, 1.0)]
+
+
+def test_the_page_of_a_trace_has_each_kind(tmp_path: Path) -> None:
+    path = served(tmp_path / "t.json", SYNCHRONOUS)
+    traces = loop.load(path)
+    assert [trace.kind for trace in traces] == [0, 1]
+    data = loop.kinds_data(traces[0], traces)
+    assert [(entry["name"], round(entry["percent"])) for entry in data["shown"]] == [("prefill", 57), ("decode", 43)]
+    assert data["others"] == []

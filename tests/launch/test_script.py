@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from depth import deep
 
-from xsp import plugins
+from xsp import plugins, rundir
 from xsp.cli import main
 from xsp.errors import UnwritableError, UsageError
 from xsp.launch import children, models, ranks, script
@@ -225,3 +225,22 @@ def test_a_job_whose_own_span_cannot_be_delivered_ends_as_it_would_have(
     ranks._finish(how, tmp_path, {"kind": "ranks"}, 3)
     said = f"(run: cannot be written (No space left on device)); `xsp export {tmp_path} --to WHERE` sends the run"
     assert capsys.readouterr().err == f"xsp: the job's own span was not delivered {said}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trains", [False, True])
+def test_the_end_of_a_program_without_an_optimizer_loads_no_compiler(tmp_path: Path, trains: bool) -> None:
+    step = "net(x).sum().backward()" if trains else "net(x)"
+    (tmp_path / "program.py").write_text(f"""
+import atexit, sys, torch
+atexit.register(lambda: print("torch._dynamo" in sys.modules))
+net, x = torch.nn.Linear(8, 8).train({trains}), torch.ones(4, 8)
+with torch.set_grad_enabled({trains}):
+    for _ in range(400):
+        {step}
+""")
+    command = [sys.executable, "-m", "xsp.cli", "run", "-q", "--out", str(tmp_path / "run"), "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False"], "loading it takes a second"
+    costs = rundir.read_run(tmp_path / "run").costs
+    assert costs["modules"].ns_per_span > 0

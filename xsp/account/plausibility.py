@@ -19,6 +19,10 @@ overlap at their ends by some microseconds (programmatic dependent launch)."""
 MIN_IMPOSSIBLE_SHARE = 0.02
 """Least share of device time in impossible kernels for busy times to be unknown."""
 
+SILENCE_SHARE, SILENCE_NS = 0.05, 100_000
+"""Least share of the recording, and nanoseconds, in which devices did nothing although launches had not run, for the
+records of their work to count as lost instead of not written yet."""
+
 _NO_WORK_NEEDED = "Memset|MemPrefetch|HostFunc|EventRecord|Malloc|Free"
 """Pattern of launch calls that may leave no record of device work."""
 
@@ -42,7 +46,10 @@ def doubts(trace: Trace) -> Iterator[Doubt]:
 
 
 def _launches_without_work(trace: Trace) -> Iterator[Doubt]:
-    """Yield a doubt if records of device work were lost; launches at the end of the recording may still wait."""
+    """Yield a doubt if records of device work were lost; launches at the end of the recording may still wait.
+
+    They do not if the devices were idle long before it ends.
+    """
     ((calls, lost, cut, unlinked, work),) = trace.con.execute(
         f"""
         WITH done AS (SELECT DISTINCT rank, on_process, correlation_id FROM device_work
@@ -53,7 +60,19 @@ def _launches_without_work(trace: Trace) -> Iterator[Doubt]:
             WHERE kind = '{Kind.LAUNCH}' AND timed IS NOT false AND c.correlation_id IS NOT NULL
               AND NOT regexp_matches(name, '{_NO_WORK_NEEDED}')
         ),
-        last AS (SELECT rank, max(start_ns) FILTER (ran) AS last_ns FROM issued GROUP BY rank)
+        -- work whose launch is the last one to have run may be followed by work that was not written any more; but a
+        -- device that is idle long before the recording ends would have run it
+        ends AS (SELECT rank, max(end_ns) AS done_ns FROM device_work GROUP BY rank),
+        recordings AS (
+            SELECT rank, max(end_ns) AS stop_ns, max(end_ns) - min(start_ns) AS wall_ns
+            FROM runtime_calls WHERE timed IS NOT false GROUP BY rank
+        ),
+        last AS (
+            SELECT rank, CASE WHEN any_value(stop_ns - done_ns) >= greatest(
+                                  {SILENCE_NS}, {SILENCE_SHARE} * any_value(wall_ns)) THEN any_value(stop_ns)
+                              ELSE max(start_ns) FILTER (ran) END AS last_ns
+            FROM issued LEFT JOIN ends USING (rank) LEFT JOIN recordings USING (rank) GROUP BY rank
+        )
         SELECT count(*), count(*) FILTER (NOT ran AND start_ns <= coalesce(last_ns, start_ns)),
                count(*) FILTER (NOT ran AND start_ns > last_ns),
                (SELECT count(*) FROM device_work ANTI JOIN launches USING (rank, on_process, correlation_id)),

@@ -8,12 +8,12 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.store.trace import Trace
 
 _COLUMNS = {
-    "rank": "INTEGER", "kind": "INTEGER", "name": "VARCHAR", "iterations": "BIGINT",
+    "name": "VARCHAR", "iterations": "BIGINT",
     **dict.fromkeys(
-        ("iteration_ms", "low_ms", "high_ms", "median_ms", "percent_of_time", "device_ms", "device_percent",
-         "tokens_per_s", "requests", "prefill_tokens", "decode_tokens"), "DOUBLE",
+        ("iteration_ms", "median_ms", "percent_of_time", "device_percent", "tokens_per_s", "requests",
+         "prefill_tokens", "decode_tokens", "low_ms", "high_ms", "device_ms"), "DOUBLE",
     ),
-    "source": "VARCHAR",
+    "rank": "INTEGER", "kind": "INTEGER", "source": "VARCHAR",
 }  # fmt: skip
 
 
@@ -39,10 +39,10 @@ def kinds_of_steps(trace: Trace) -> Table:
     accounted = account.of(trace)
     rows = [
         (
-            each.rank, each.kind, each.name, each.iterations, each.time.ms, each.time.low_ms, each.time.high_ms,
-            each.median_ms, 100 * each.share, each.busy_ms,
+            each.name, each.iterations, each.time.ms, each.median_ms, 100 * each.share,
             100 * each.busy_ms / each.time.ms if each.busy_ms is not None and each.time.ms else None,
-            each.tokens_per_s, each.requests, each.prefill_tokens, each.decode_tokens, each.time.source,
+            each.tokens_per_s, each.requests, each.prefill_tokens, each.decode_tokens, each.time.low_ms,
+            each.time.high_ms, each.busy_ms, each.rank, each.kind, each.time.source,
         )
         for each in kinds(trace, accounted)
     ]  # fmt: skip

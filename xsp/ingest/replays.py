@@ -4,7 +4,8 @@ A replay launches its kernels with one call, in no operator. The same kernels ru
 captured (a trace that contains the capture names the kernel of each launch) and in each step that runs the same code
 without a graph. So the names of a replay's kernels, in order, are looked for
 
-1. in the captures: consecutive replays of one step in consecutive captures, as many as possible at once;
+1. in the captures: consecutive replays of one step in consecutive captures, as many as possible at once, up to one of a
+   part of the model that is among them already: it was captured again, for another size;
 2. in the work that was launched one by one, and inside captures: if a replay occurs as often in one step as the same
    kernels in another one, in this order, else anywhere.
 
@@ -36,7 +37,10 @@ _REPLAYS = "%GraphLaunch%"
 _SIZE = re.compile(r"capture_(\d+)_")
 """Annotation around a capture of vLLM and SGLang: the number of tokens that its graph is for."""
 
-MAX_PLACES = 64
+MAX_CAPTURES = 1000
+"""Most captures that are compared with consecutive replays at once: a step has one for each part of a model."""
+
+MAX_PLACES = 2000
 """Most places of a sequence of kernels that are compared with each other."""
 
 
@@ -66,7 +70,8 @@ class _Call(NamedTuple):
 
     span: str
     name: str
-    step: int = -1
+    step: tuple[int, int] = (-1, -1)
+    """Number of the trace and of the step."""
 
 
 @dataclass
@@ -221,7 +226,7 @@ def _source(con: duckdb.DuckDBPyConnection) -> _Source:
             capturing.pop(lane, None)
         else:
             calls = capturing[lane] if lane in capturing else lanes.setdefault(lane, [])
-            calls.append(_Call(span, name, step))
+            calls.append(_Call(span, name, (source, step)))
     found.runs = list(lanes.values())
     return found
 
@@ -249,6 +254,10 @@ class _Search:
         for position, call in enumerate(self._calls):
             self._starts[call.name].append(position)
         self._chains: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {}
+        self._parts: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._in_order: dict[tuple[int, ...], tuple[int, list[_Place]]] = {}
+        self._in_order_of_steps: dict[tuple[tuple[str, ...], int, int], list[_Place]] = {}
+        self._compared: dict[tuple[int, int | None], tuple[Sequence[_Call], bool, bool] | None] = {}
         self._known: dict[tuple[str, ...], list[_Place]] = {}
 
     def _code(self, names: tuple[str, ...]) -> int:
@@ -275,7 +284,10 @@ class _Search:
                     places = self._in_steps(names, seen[names], alike[names])
                 seen[names] += 1
                 group = lane[place : place + count]
-                chosen = self._agreed(places, group[0].tokens)
+                compared = id(places), group[0].tokens  # the lists of places stay in the tables of this object
+                if compared not in self._compared:
+                    self._compared[compared] = self._agreed(places, group[0].tokens)
+                chosen = self._compared[compared]
                 if chosen is None:
                     refused[_AMBIGUOUS if places else _NOWHERE] += count
                 else:
@@ -299,30 +311,52 @@ class _Search:
             codes: of the names of the replays of a step.
             first: index of the first replay.
         """
+        key = tuple(codes[first : first + MAX_CAPTURES])
+        if key in self._in_order:
+            return self._in_order[key]
         count = 1
         places: list[_Place] = []
         for start in self._by_code.get(codes[first], []):
-            length = 1
+            length, parts = 1, {self._part(start)}
             while (
                 first + length < len(codes)
+                and length < MAX_CAPTURES
                 and start + length < len(self._capture_codes)
                 and self._capture_codes[start + length] == codes[first + length]
+                and self._part(start + length) not in parts
             ):
+                parts.add(self._part(start + length))
                 length += 1
             if length > count:
                 count, places = length, []
             if length == count:
                 calls = [call for capture in self._captures[start : start + length] for call in capture]
                 places.append(_Place(calls, self._sizes[start]))
+        self._in_order[key] = count, places
         return count, places
+
+    def _part(self, capture: int) -> tuple[tuple[str, ...], ...]:
+        """Return the operators and modules of the first call of a capture: which part of the model it is."""
+        if capture not in self._parts:
+            firsts = [calls[0].span for calls in self._captures if calls]
+            self._read_chains(firsts)
+            self._parts = {
+                number: self._chains[calls[0].span][:2] if calls else ((), ())
+                for number, calls in enumerate(self._captures)
+            }
+        return self._parts[capture]
 
     def _in_steps(self, names: tuple[str, ...], number: int, count: int) -> list[_Place]:
         """Return where calls have these names: in a step that has them `count` times, only the one of this number."""
-        places = self._in_calls(names)
-        by_step: dict[int, list[_Place]] = defaultdict(list)
-        for place in places:
-            by_step[place.calls[0].step].append(place)
-        return [own[number] for own in by_step.values() if len(own) == count] or places
+        key = names, number, count
+        if key not in self._in_order_of_steps:
+            places = self._in_calls(names)
+            by_step: dict[tuple[int, int], list[_Place]] = defaultdict(list)
+            for place in places:
+                by_step[place.calls[0].step].append(place)
+            of_number = [own[number] for own in by_step.values() if len(own) == count]
+            self._in_order_of_steps[key] = of_number or places
+        return self._in_order_of_steps[key]
 
     def _in_calls(self, names: tuple[str, ...]) -> list[_Place]:
         """Return where calls that launched work one by one have these names, one after another."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import duckdb
 
+from xsp import account
 from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
 from xsp.ingest import load as runs
 from xsp.ingest.ranks import Subject
 from xsp.run import StepKind
-from xsp.store.iterations import UNDISTURBED, iterations
+from xsp.store.iterations import UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 
@@ -74,8 +75,10 @@ def loop(trace: Trace) -> dict[str, Any] | None:
 
 
 def time_shares(trace: Trace) -> dict[int, float]:
-    """Return the share of the loop's time that each kind of step takes, the largest first; empty without a loop."""
-    return {row.kind: row.share for row in iterations(trace) if row.rank == trace.rank}
+    """Return the share of the time that each kind of step takes, the largest first; empty if no kinds are known."""
+    own = [each for each in account.of(trace).iterations if each.rank == trace.rank]
+    shares = {each.kind: each.share for each in own if each.kind is not None}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def _prepare(trace: Trace) -> bool:

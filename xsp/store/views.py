@@ -54,18 +54,18 @@ _PRODUCT = "^aten::(_scaled_|_int_|_grouped_|add|badd|b)?mm(_v2)?$"
 _OF_PRODUCTS = f"""
     of_products AS (
         SELECT work.name FROM spans work LEFT JOIN (
-            SELECT rank, trace_id, span_id, name FROM spans WHERE level >= {int(Level.OP)} AND kind = '{Kind.OP}'
+            SELECT rank, trace_id, span_id FROM spans WHERE kind = '{Kind.OP}' AND regexp_matches(name, '{_PRODUCT}')
         ) op ON op.rank = work.rank AND op.trace_id = work.trace_id AND op.span_id = work.parent_id
         WHERE work.level = {int(Level.KERNEL)} AND work.kind = '{Kind.KERNEL}'
             AND work.name IN (SELECT name FROM names WHERE class = 'other')
-        GROUP BY work.name
-        HAVING bool_and(coalesce(regexp_matches(op.name, '{_PRODUCT}'), false))
+        GROUP BY work.name HAVING count(op.span_id) = count(*)
     )
 """
 """Kernels whose names say nothing, and that only operators launch that are matrix products."""
 
 _WITH_PRODUCTS = """
-    SELECT * REPLACE (CASE WHEN name IN (SELECT name FROM of_products) THEN 'gemm' ELSE class END AS class) FROM names
+    SELECT name, CASE WHEN name IN (SELECT name FROM of_products) THEN 'gemm' ELSE class END AS class,
+           tensor_cores, precision, collective FROM names
 """
 
 

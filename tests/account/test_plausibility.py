@@ -1,0 +1,178 @@
+"""What is impossible or missing in a trace is found in each format: the same program, damaged in four ways.
+
+Lost records (pytorch#192021, kineto#762), no records of kernels (kineto#859), no calls at all, and a kernel that lasts
+over later ones of its stream (TraceLens#669).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rocpd
+import small_traces
+
+import xsp
+from xsp import account
+from xsp.cli import main
+
+BASE_NS = 1_700_000_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Program:
+    """Launch calls and kernels, each with start, end and the number that they share; nanoseconds."""
+
+    calls: tuple[tuple[int, int, int], ...]
+    kernels: tuple[tuple[int, int, int], ...]
+    copies: tuple[tuple[int, int, int], ...] = field(default=())
+
+
+def program(kernels: int = 48) -> Program:
+    """Return launches 20 µs apart, of kernels that run one after the other for 100 µs each."""
+    return Program(
+        tuple((1000 + 20_000 * number, 6000 + 20_000 * number, number + 1) for number in range(kernels)),
+        tuple((50_000 + 101_000 * number, 150_000 + 101_000 * number, number + 1) for number in range(kernels)),
+    )
+
+
+SOUND = program()
+DAMAGED = {
+    "sound": SOUND,
+    "lost": replace(SOUND, kernels=SOUND.kernels[:10] + SOUND.kernels[30:]),
+    "no kernels": replace(SOUND, kernels=(), copies=SOUND.kernels[:2]),
+    "no launches": replace(SOUND, calls=()),
+    "overlap": replace(SOUND, kernels=(*SOUND.kernels[:1], (SOUND.kernels[1][0], 1_600_000, 2), *SOUND.kernels[2:])),
+}
+FORBIDDEN = {
+    "sound": set(), "lost": {"busy", "cause"}, "no kernels": {"busy", "cause"}, "no launches": {"cause"},
+    "overlap": {"busy", "cause"},
+}  # fmt: skip
+
+
+def kineto(path: Path, made: Program) -> str:
+    def event(category: str, name: str, row: tuple[int, int, int], **args: Any) -> dict[str, Any]:
+        start, end, number = row
+        place = {"pid": 0, "tid": 7} if "device" in args else {"pid": 1, "tid": 1}
+        times = {"ts": start / 1e3, "dur": (end - start) / 1e3}
+        return {"ph": "X", "cat": category, "name": name, **place, **times, "args": {"correlation": number, **args}}
+
+    events = [event("cuda_runtime", "cudaLaunchKernel", row) for row in made.calls]
+    events += [event("kernel", "gemm", row, device=0, stream=7) for row in made.kernels]
+    events += [event("gpu_memcpy", "Memcpy HtoD", row, device=0, stream=7, bytes=64) for row in made.copies]
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "traceEvents": events}))
+    return str(path)
+
+
+def nsys(path: Path, made: Program) -> str:
+    tables: dict[str, Any] = {**small_traces.START, **small_traces.GPUS}
+    if made.calls:
+        tables[small_traces.RUNTIME] = [small_traces.call(*row) for row in made.calls]
+    if made.kernels:
+        tables[small_traces.KERNELS] = [small_traces.kernel(*row) for row in made.kernels]
+    if made.copies:
+        tables["CUPTI_ACTIVITY_KIND_MEMCPY"] = [
+            {"start": start, "end": end, "deviceId": 0, "contextId": 1, "streamId": 7, "correlationId": number,
+             "bytes": 64, "globalPid": small_traces.packed(100), "copyKind": 1, "srcKind": 0, "dstKind": 2}
+            for start, end, number in made.copies
+        ]  # fmt: skip
+    return small_traces.nsys(path.with_suffix(".sqlite"), tables)
+
+
+def written(path: Path, tables: dict[str, tuple[str, list[tuple[Any, ...]]]]) -> str:
+    """Write an SQLite file with these tables, each with its columns and rows."""
+    with closing(sqlite3.connect(path)) as con:
+        for name, (columns, rows) in tables.items():
+            names = columns.split(", ")
+            con.execute(f"CREATE TABLE {name} ({', '.join(f'[{column}]' for column in names)})")
+            con.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(names))})", rows)
+        con.commit()
+    return str(path)
+
+
+def rpd(path: Path, made: Program) -> str:
+    strings = [(1, ""), (2, "hipLaunchKernel"), (3, "gemm"), (4, "KernelExecution"), (5, "CopyHostToDevice")]
+    calls = [(number, 42, 43, start, end, 2, 1) for start, end, number in made.calls]
+    work = [(number, 3, 0, 0, "", start, end, 3, 4) for start, end, number in made.kernels]
+    work += [(100 + number, 3, 0, 0, "", start, end, 1, 5) for start, end, number in made.copies]
+    links = [(number, number, each[0]) for number, each in enumerate(work, 1)]
+    links = [(place, each[0] % 100 if each[0] < 200 else each[0] - 100, each[0]) for place, each in enumerate(work, 1)]
+    known = {number for _, _, number in made.calls}
+    return written(
+        path.with_suffix(".rpd"),
+        {
+            "rocpd_string": ("id, string", strings),
+            "rocpd_op": ("id, gpuId, queueId, sequenceId, completionSignal, start, end, description_id, opType_id",
+                         work),
+            "rocpd_api": ("id, pid, tid, start, end, apiName_id, args_id", calls),
+            "rocpd_api_ops": ("id, api_id, op_id", [link for link in links if link[1] in known]),
+            "rocpd_copyapi": ("api_ptr_id, stream, size", [(1, "0x0", 64)]),
+            "rocpd_kernelapi": ("api_ptr_id, gridX, gridY, gridZ, workgroupX, workgroupY, workgroupZ, "
+                                "groupSegmentSize", [(1, 4, 2, 1, 256, 1, 1, 0)]),
+        },
+    )  # fmt: skip
+
+
+def rocprof(path: Path, made: Program) -> str:
+    calls = [(number, 7, 8, start, end, 1, number) for start, end, number in made.calls]
+    work = [(number, 7, 8, 5, 1, 3, 2, start, end, 256, 1, 1, 1024, 1, 1, 0, 1000 + number)
+            for start, end, number in made.kernels]  # fmt: skip
+    copies = [(number, 7, 8, start, end, 3, 5, 1, 64, 2, 2000 + number) for start, end, number in made.copies]
+    events = [(number, 4, number, "{}") for _, _, number in made.calls]
+    events += [(1000 + number, None, number, "{}") for _, _, number in made.kernels]
+    events += [(2000 + number, None, number, "{}") for _, _, number in made.copies]
+    content = {
+        **rocpd.CONTENT, "rocpd_event": events, "rocpd_region": calls, "rocpd_kernel_dispatch": work,
+        "rocpd_memory_copy": copies,
+    }  # fmt: skip
+    return str(rocpd.database(path.with_suffix(".db"), content))
+
+
+def otlp(path: Path, made: Program) -> str:
+    run, file = path.with_name("run"), path.with_name("spans.jsonl")
+    assert main(["import", kineto(path, made), "-o", str(run)]) == 0
+    assert main(["export", str(run), "--to", str(file)]) == 0
+    return str(file)
+
+
+def chrome(path: Path, made: Program) -> str:
+    """Write device work as JAX does, in a process that is named after the device; such a file has no calls."""
+    names = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 13, "args": {"name": "Stream #13(Compute)"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "/host:CPU"}},
+    ]
+    work = [
+        {"ph": "X", "name": "gemm", "pid": 1, "tid": 13, "ts": start / 1e3, "dur": (end - start) / 1e3}
+        for start, end, _ in made.kernels
+    ]
+    host = [{"ph": "X", "name": "train", "pid": 2, "tid": 1, "ts": 0, "dur": 6000}]
+    path.write_text(json.dumps({"traceEvents": [*names, *work, *host]}))
+    return str(path)
+
+
+WRITERS: dict[str, Callable[[Path, Program], str]] = {
+    "kineto": kineto, "nsys": nsys, "rpd": rpd, "rocprof": rocprof, "otlp": otlp, "chrome": chrome,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("form", WRITERS)
+def test_damage_forbids_the_statements_that_rest_on_it_in_each_format(form: str, damage: str, tmp_path: Path) -> None:
+    expected = FORBIDDEN[damage]
+    if form == "chrome":  # it never has calls, so lost records cannot be told
+        if damage in ("lost", "no kernels"):
+            pytest.skip("a trace without calls does not show that records are missing")
+        expected = expected | {"cause"}
+    trace = xsp.load(WRITERS[form](tmp_path / "made.json", DAMAGED[damage]))
+    accounted = account.of(trace)
+    assert {what for doubt in accounted.doubts for what in doubt.forbids} == expected
+    if "busy" in expected:
+        assert "busy" not in "".join(entry.name for each in accounted.iterations for entry in each.host.entries)
+        assert all(not each.devices for each in accounted.iterations)
