@@ -459,6 +459,22 @@ def run_of(calls: list[tuple[str, str, list[int]]]) -> Trace:
 SEEN = [("linear", "first", [10, 100]), ("relu", "act", [10, 100]), ("linear", "second", [10, 100])]
 
 
+@pytest.mark.parametrize(("peak", "is_valid"), [(1.16e9, True), (1.1e9, False)])
+def test_a_compiled_run_may_be_faster_than_single_calls_and_not_than_fused_ones(
+    peak: float, is_valid: bool, known: Timings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordedcalls, "is_compiled", lambda trace: True)
+    monkeypatch.setattr("xsp.bound.sources._ceiling", lambda *_: replace(CPU, vector={"fp32": peak}))
+    run = run_of([("sigmoid", "compiled", [10, 100])] * 3)  # a step of 350 µs; single calls take 353 or 372
+    found = xsp.bound.of(chain(), trace=run, timings=known)
+    assert found.rungs["ceiling"].sequential is None
+    said = "the calls of this run are fused" if is_valid else "not valid"
+    assert said in found.absent["ceiling"]
+    assert ("fused_ceiling" in found.absent) != is_valid
+    if is_valid:
+        assert [each.name for each in found.differences] == ["kernel efficiency and waiting"]
+
+
 def test_calls_are_paired_by_place_and_by_order_and_the_rest_is_counted(known: Timings) -> None:
     found = xsp.bound.of(chain(), trace=run_of(SEEN), timings=known)
     assert found.join is not None
