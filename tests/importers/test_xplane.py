@@ -165,14 +165,15 @@ def test_without_blocks_of_operators_the_launches_of_one_are_its_operator(tmp_pa
 
 
 def test_a_processor_has_operators_and_steps_and_no_device(tmp_path: Path) -> None:
-    pool = [{"name": "dot.3", "at": 20, "dur": 30, "stats": {"hlo_op": "dot.3", "hlo_module": "jit_f"}},
+    pool = [{"name": "ThunkExecutor::Execute", "at": 15, "dur": 40},
+            {"name": "dot.3", "at": 20, "dur": 30, "stats": {"hlo_op": "dot.3", "hlo_module": "jit_f"}},
             {"name": "end: dot.3", "at": 50, "dur": 1}]  # fmt: skip
     host = Plane("/host:CPU").line(1, "python", [{"name": "train", "at": 0, "dur": 100, "stats": {"step_num": 4}}])
     path = tmp_path / "cpu.pb"
     path.write_bytes(xspace(host.line(2, "tf_XLAEigen/2", pool)))
     trace = xsp.load(path)
     assert trace.sql("SELECT kind, name, step FROM spans WHERE level > 10 ORDER BY level").fetchall() == [
-        ("step", "train", 0), ("op", "dot.3", 0),
+        ("step", "train", 0), ("user", "jit_f", 0), ("op", "dot.3", 0),
     ]  # fmt: skip
     assert trace.run.machine.devices == ()
 

@@ -144,6 +144,10 @@ def fill(con: duckdb.DuckDBPyConnection, source: str, losses: Losses, collector:
     ((own,),) = con.execute(_DELETE_OWN).fetchall()
     if own:
         losses.skipped["the profiler's own work"] += own
+    ((marks,),) = con.execute(_DELETE_MARKS).fetchall()
+    if marks:
+        losses.skipped["marks of XLA's threads and of ends of operators"] += marks
+    con.execute(_NAME_EXECUTIONS)
     for part in (_HOST_SPANS, _DEVICE_SPANS):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
     con.execute(
@@ -257,6 +261,24 @@ _DELETE_OWN = f"""
                 AND xla_host.start_ns + xla_host.dur_ns <= own.end_ns AND xla_host.level = {int(Level.APPLICATION)}
 """
 """Starting and stopping a recording takes seconds and is recorded itself, with what happens in it on its thread."""
+
+_DELETE_MARKS = f"""
+    DELETE FROM xla_host
+    WHERE level = {int(Level.APPLICATION)} AND regexp_matches(name, '^(ThreadpoolListener::|end: )')
+"""
+
+_NAME_EXECUTIONS = f"""
+    UPDATE xla_host SET level = {int(Level.LAYER)}, name = inside.module, module = inside.module FROM (
+        SELECT e.process, e.thread, e.start_ns, e.dur_ns, o.module
+        FROM (FROM xla_host WHERE name = 'ThunkExecutor::Execute') e
+        ASOF JOIN (FROM xla_host WHERE level = {int(Level.OP)} AND module IS NOT NULL) o
+            ON o.process = e.process AND o.thread = e.thread AND o.start_ns >= e.start_ns
+        WHERE o.start_ns + o.dur_ns <= e.start_ns + e.dur_ns
+    ) inside
+    WHERE xla_host.name = 'ThunkExecutor::Execute' AND xla_host.process = inside.process
+          AND xla_host.thread = inside.thread AND xla_host.start_ns = inside.start_ns
+"""
+"""On a processor the executor's block does not name its module, but the operators in it do."""
 
 _PLACE_CALLS = f"""
     UPDATE xla_host SET process = around.process, thread = around.thread FROM (
