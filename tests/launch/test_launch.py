@@ -179,7 +179,7 @@ PARALLEL = """
         threads = [threading.Thread(target=work, args=(model,)) for model in models]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-    for _ in range(20):
+    for _ in range(60):
         both()
 """
 
@@ -196,7 +196,7 @@ def test_what_is_ambiguous_is_decided_by_the_serialised_re_run(tmp_path):
     )
     if len(rules) == 1 and "containment" in rules:
         pytest.skip("on this machine the two threads never ran at the same time")
-    assert rules["serialised"] > rules.get("none", 0)
+    assert rules.get("serialised", 0) > rules.get("none", 0), rules
 
 
 @pytest.mark.parametrize(("content", "says"), [deep(None, "cannot be read"), ("def", "is not valid Python")])

@@ -162,7 +162,7 @@ def test_ranks_that_send_at_once_come_out_as_one_timeline(receiver: ServeProcess
     assert [each["rank"] for each in job.run["ranks"]] == [0, 1, 2]
     own = [xsp.load(tmp_path / "job" / f"rank-{rank:04d}") for rank in range(3)]
     assert sorted(rows(job), key=str) == sorted((row for each in own for row in rows(each)), key=str)
-    by_rank = ("health", "loop", "between", "account", "phases")
+    by_rank = ("health", "loop", "between", "account", "phases", "kinds")
     assert without(tables(job), *by_rank) == without(tables(lowest), *by_rank)
     loops = [xsp.analyses.ANALYSES["loop"](each).fetchall()[-1][1:] for each in own]
     assert [row[1:] for row in xsp.analyses.ANALYSES["loop"](job).fetchall() if row[0] != "job of 3 ranks"] == loops

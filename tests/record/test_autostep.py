@@ -79,6 +79,18 @@ def test_a_program_that_only_predicts_does_not_fill_the_memory() -> None:
     assert order.contradicts_prefix(net)
 
 
+def test_calls_that_passed_unseen_are_no_prefix_of_a_training_step() -> None:
+    """Of a rollout that passes in stretches, only the call after the last stretch may be seen."""
+    net, optimizer = torch.nn.Linear(1, 1), object()
+    order = Order(Subjects())
+    for _ in range(3):
+        order.on_unseen_calls()
+        order.on_call(net, trains=False)
+        order.on_call(net, trains=True)
+        order.on_optimizer_step(optimizer)
+    assert not order.begins_prefix(net)
+
+
 @pytest.mark.parametrize("of", ["plain", "with_criterion"])
 def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
     trace = recorded(tmp_path / "run", [getattr(Program(), of)] * 40)

@@ -172,6 +172,9 @@ class Finder:
         self._is_pass = False
         """Whether the open step is a pass through the sequence."""
 
+        self._passed_calls = 0
+        """Calls that had passed in stretches at the last call that was seen."""
+
     def for_another_thread(self) -> Finder:
         """Return a finder for another thread, which begins with what is known of the program."""
         finder = Finder(self._session, self._rule)
@@ -202,6 +205,9 @@ class Finder:
         if _is_in_backward():
             return  # activation checkpointing calls it again
         trains = self._rule is StepRule.OPTIMIZER or (self._rule is StepRule.AUTO and _trains(module))
+        if self._quiet.passed_calls != self._passed_calls:
+            self._passed_calls = self._quiet.passed_calls
+            self._order.on_unseen_calls()
         if (
             self._rule is StepRule.AUTO
             and self._step is not None

@@ -48,6 +48,10 @@ class Order:
             self._prefix = self._calls_before
         self._previous_calls, self._calls_before = self._calls_before, []
 
+    def on_unseen_calls(self) -> None:
+        """Note that many calls without gradients were made that were not noted: those before training are not known."""
+        self._calls_before = [0] * (LONGEST_PREFIX + 1)
+
     def begins_prefix(self, module: object) -> bool:
         """Return whether a call without gradients begins the sequence that preceded the last training calls."""
         return not self._calls_before and self._prefix[:1] == [self._number(module)]

@@ -117,6 +117,9 @@ class Quiet:
         self.by_mark = False
         """Whether the program marks the ends of its steps by a bare `prof.step()`, where they are counted."""
 
+        self.passed_calls = 0
+        """Steps that passed in stretches and were calls, which the detection of steps has not seen begin."""
+
         self.is_gapless = False
         """Whether a step begins where the previous one ends, without a gap."""
 
@@ -321,6 +324,7 @@ class Quiet:
         if not count:
             return
         self.has_passed = True
+        self.passed_calls += count if self.by_signal is Signal.CALL_END else 0
         usage = steps.usage.read(count)
         passed = self._passed(are_begins_known)
         dur_ns = before_ns = 0
