@@ -63,6 +63,7 @@ ROWS: dict[str, tuple[str, str]] = {
 
 NOTES: dict[str, tuple[str, ...]] = {
     "advice": ("right advice", "no advice", "error of"),
+    "bare": ("Iterations", "The interval", "Profiling added", "What xsp says"),
     "construction": ("Timed calls",),
     "construction_batch1_threads2": ("Timed calls",),
     "construction_batch8_threads1": ("Timed calls",),
