@@ -56,7 +56,7 @@ def test_what_runs_before_a_recorded_step_is_recorded_apart_from_it(tmp_path: Pa
 @pytest.mark.parametrize("step_ms", [0.2, 6])
 def test_windows_are_also_open_after_stretches_of_steps(tmp_path: Path, step_ms: float) -> None:
     """Steps that are alike are timed in stretches; the one after a stretch is recorded."""
-    steps = round(2000 / step_ms) if step_ms > 1 else 2500
+    steps = round(2000 / step_ms) if step_ms > 1 else 6000
     with xsp.profile("stretches", out=tmp_path / "run", levels="M/L/op", budget="50%", samples=False) as prof:
         for _ in range(steps):
             X.double()
@@ -69,7 +69,7 @@ def test_windows_are_also_open_after_stretches_of_steps(tmp_path: Path, step_ms:
         "WHERE kind = 'before') b USING (step) WHERE l.rung > 10"
     ).fetchall()
     assert whole >= recorded - 6, "all but describing ones, and those whose kind was not expected"
-    assert last > steps / 2
+    assert last > steps / 3
     ((gap_ns,),) = trace.sql("SELECT median(before_ns) FROM loop WHERE rung = 10").fetchall()
     assert gap_ns < 2_000_000, "planning the next step is no time of the program"
 
