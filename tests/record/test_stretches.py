@@ -19,6 +19,7 @@ from torch import nn
 
 import xsp
 from xsp.record.autostep import AutoStep
+from xsp.record.quiet import Passed, rows_of
 
 SMALL, WIDE = torch.ones(1, 8), torch.ones(64, 8)
 
@@ -103,6 +104,44 @@ def test_an_evaluation_between_training_steps_is_none_of_them(tmp_path: Path, li
             program.net.train()
     trained = {(True, 64): 850}
     assert kinds_of(tmp_path / "run") == (trained if listener is None else {**trained, (False, 16): 15})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+@pytest.mark.parametrize("pattern", ["aab", deep("ab"), deep("aaaaaab")])
+def test_steps_of_several_optimizers_pass_in_stretches_as_what_they_are(
+    tmp_path: Path, pattern: str, listener: type[AutoStep] | None
+) -> None:
+    programs = {name: Program() for name in "ab"}
+    programs["b"].net = nn.Linear(8, 2)
+    programs["b"].optimizer = torch.optim.SGD(programs["b"].net.parameters(), lr=1e-3)
+    with xsp.profile("gan", out=tmp_path / "run", levels="M", samples=False, listener=listener) as prof:
+        for name in pattern * 300:
+            if listener is None:
+                with prof.step():
+                    programs[name].train()
+            else:
+                programs[name].train()
+    trace = xsp.load(tmp_path / "run")
+    expected = sorted(300 * pattern.count(name) for name in "ab")
+    assert sorted(kind["steps"] for kind in trace.run["kinds"]) == expected
+    in_stretches = dict(
+        trace.sql("SELECT kind, sum(steps) FROM loop WHERE steady AND own_ns = 0 GROUP BY ALL").fetchall()
+    )
+    assert len(in_stretches) == 2
+    assert min(in_stretches.values()) > 20
+
+
+def passed(kind: int, dur_ns: int, count: int) -> list[Passed]:
+    return [Passed(number, 1, kind, 0, dur_ns, 10, 4, 8) for number in range(count)]
+
+
+def test_consecutive_short_steps_of_a_kind_share_rows_and_long_ones_have_their_own() -> None:
+    steps = [*passed(0, 1_000_000, 20), *passed(1, 1_000_000, 4), *passed(0, 5_000_000, 6)]
+    rows = list(rows_of(steps))
+    assert [(row.kind, row.steps) for row in rows] == [(0, 10), (0, 10), *[(1, 1)] * 4, *[(0, 1)] * 6]
+    assert sum(row.steps * row.dur_ns for row in rows) == sum(step.dur_ns for step in steps)
+    assert {(row.before_ns, row.data_ns, row.samples) for row in rows} == {(10, 4, 8)}
 
 
 @pytest.mark.slow

@@ -136,11 +136,17 @@ def of(
             _mark_absent(parts, rung, reason)
     else:
         _timed_totals(parts, stored, granularity, _threads(threads, loaded))
-    is_local = device is None and (loaded is None or not loaded.run.machine.ceilings)
-    for _ in range(MOST_REMEASUREMENTS if fill is not None and stored is not None and is_local else 0):
-        if "not valid" in (_invalid_ceiling(parts) or ""):
-            _ceilings(parts, roof.of_machine(may_measure=True, again=True))
+    if fill is not None and stored is not None and (loaded is None or not loaded.run.machine.ceilings):
+        _measure_invalid_again(parts)
     return _finish(parts)
+
+
+def _measure_invalid_again(parts: _Parts) -> None:
+    """Measure the ceilings of this machine again while the step is below them: other work had lowered them."""
+    for _ in range(MOST_REMEASUREMENTS):
+        if "not valid" not in (_invalid_ceiling(parts) or ""):
+            return
+        _ceilings(parts, roof.of_machine(may_measure=True, again=True))
 
 
 # --- the trace ------------------------------------------------------------------------------------------

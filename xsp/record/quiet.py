@@ -42,7 +42,7 @@ MOST_STEPS, MOST_NS = 1024, 400_000_000
 """Most steps in a stretch, and their time."""
 
 UNKNOWN_STEPS = 16
-"""Most steps in a stretch if it is not known when the next step should be recorded; short ones of `ROW_NS`."""
+"""Most steps in a stretch if it is not known when the next one should be recorded; of short steps, those of a row."""
 
 COUNTED_STEPS, LONG_COUNTED_STEPS = 50, 12
 """Consecutive steps that end as in a stretch before one begins: short ones, and those of at least `SHORT_NS`."""
@@ -192,18 +192,10 @@ class Quiet:
 
     def begin(self) -> None:
         """Begin a stretch if it is time for one; called after a bare step."""
-        steps, schedule = self._steps, self._steps.schedule
-        if not (schedule.is_steady and self._may_begin()):
+        steps = self._steps
+        if not (steps.schedule.is_steady and self._may_begin()):
             return
-        due_ns, due_steps = schedule.ns_until_due(), schedule.steps_until_due()
-        if due_ns is None:
-            most_ns = MOST_NS if self._usual_ns >= SHORT_NS else max(ROW_NS, FEWEST_STEPS * self._usual_ns)
-        else:
-            most_ns = min(MOST_NS, due_ns)
-        count = min(MOST_STEPS if due_ns is not None else UNKNOWN_STEPS, int(most_ns / self._usual_ns))
-        if due_ns is None and self._usual_ns < SHORT_NS:
-            count = max(FEWEST_STEPS, round(ROW_NS / self._usual_ns))
-        count = min(count, self._counted_steps, count if due_steps is None else due_steps)
+        count, most_ns = self._length()
         if count < FEWEST_STEPS:
             return
         self.has_begun, self.remaining = True, count
@@ -218,6 +210,18 @@ class Quiet:
         self._began_ns = outline.ended_ns = steps.continued_ns
         self._until_ns = self._began_ns + int(most_ns)
         outline.between_ns = outline.begun = 0
+
+    def _length(self) -> tuple[int, float]:
+        """Return the most steps of a stretch that begins now, and the most nanoseconds of the program in it."""
+        due_ns, due_steps = self._steps.schedule.ns_until_due(), self._steps.schedule.steps_until_due()
+        if due_ns is not None:
+            most_ns, count = min(MOST_NS, due_ns), MOST_STEPS
+        elif self._usual_ns >= SHORT_NS:
+            most_ns, count = MOST_NS, UNKNOWN_STEPS
+        else:
+            most_ns, count = max(ROW_NS, FEWEST_STEPS * self._usual_ns), MOST_STEPS
+        count = min(count, round(most_ns / self._usual_ns), self._counted_steps)
+        return (count if due_steps is None else min(count, due_steps)), most_ns
 
     def _usual_words(self) -> Set[tuple[Any, ...]]:
         """Return the words of all kinds whose steps can be counted in a stretch."""
