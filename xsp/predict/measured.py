@@ -68,7 +68,7 @@ class Sharing:
     after_computing: tuple[tuple[int, float], ...] = ()
     """Bytes of an all-reduce, and the seconds that it takes longer after computing than after another all-reduce.
 
-    Ranks arrive at different times, their threads sleep, and the system has placed them on cores of others.
+    It is measured, and its cause is not known: ranks arrive at different times, and caches hold what they computed.
     """
 
     def seconds_after_computing(self, size: float) -> float:
