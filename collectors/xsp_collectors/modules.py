@@ -258,6 +258,7 @@ def _wrap(
     """Return the wrapper of `original`, which adds calls to a list by `extend`, and the function that sets its mode."""
     mode = _OFF
     outer_mode, is_recording = _OFF, False  # the mode outside of the outermost call; whether `mode` records
+    since = 0  # when recording began: of a call that another thread began earlier, the inner calls were not recorded
     threads, numbers = _Threads(), collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
     # Dynamo traces through the wrapper. This check keeps clocks and lists out of compiled graphs; doing it first
@@ -267,7 +268,9 @@ def _wrap(
     is_plain = original is getattr(nn.Module, "_wrapped_call_impl", None) and hasattr(nn.Module, "_call_impl")
 
     def set_mode(new_mode: int) -> None:
-        nonlocal mode, is_recording
+        nonlocal mode, is_recording, since
+        if new_mode > _SIGNAL and not is_recording:
+            since = clock()
         mode, is_recording, __call__.__code__ = new_mode, new_mode > _SIGNAL, full
 
     def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
@@ -319,11 +322,11 @@ def _wrap(
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            if is_recording:
+            if is_recording and start >= since:
                 extend((self, thread, depth, start, clock(), (inputs, None, type(error).__name__)))
             raise
         else:
-            if is_recording:
+            if is_recording and start >= since:
                 end = clock()
                 extras = (
                     (inputs, sketch_of(result), None, input_numbers, numbers.of(result)) if mode == _DESCRIBE else None

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -62,6 +63,34 @@ def test_modules_at_the_model_level_are_the_outermost_calls():
     assert [(span.kind, span.input_shapes, span.dtype, span.batch_size) for span in seen] == [
         ("forward", "[[2, 3, 16, 16]]", "float32", 2)
     ]
+
+
+def test_a_call_that_another_thread_began_earlier_is_left_out_as_its_inner_calls_were_not_recorded():
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            has_begun.set()
+            may_end.wait()
+            return x
+
+    collector = ModuleCalls()
+    collector.notify = lambda signal, subject: None  # a session listens
+    collector.open()
+    try:
+        thread = threading.Thread(target=torch.nn.Sequential(Slow(), torch.nn.ReLU()), args=(torch.ones(2),))
+        thread.start()
+        has_begun.wait()
+        collector.start(Level.LAYER, describe=False)
+        may_end.set()
+        thread.join()
+        NET(IMAGE)
+        collector.stop()
+        seen = list(collector.spans())
+    finally:
+        collector.close()
+    assert [span.name for span in seen if span.kind == "forward"] == ["Sequential"]
+    assert {span.thread for span in seen if span.kind == "forward"} == {threading.get_native_id()}
 
 
 def test_modules_describe_shapes_and_bytes():

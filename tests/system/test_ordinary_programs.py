@@ -266,6 +266,13 @@ def test_short_steps_that_are_found_at_signals_are_counted_though_they_pass_unse
     assert most > 1
 
 
+@pytest.mark.slow
+def test_a_short_program_has_a_step_of_each_level_down_to_operators(tmp_path: Path) -> None:
+    found = profiled("short_steps.py --iterations 150 --train", tmp_path)
+    rungs = {rung for (rung,) in found.trace.sql("SELECT DISTINCT rung FROM loop WHERE rung > 10").fetchall()}
+    assert {20, 30, 40} <= rungs
+
+
 def test_a_bare_step_at_the_end_of_an_iteration_is_a_step(tmp_path: Path) -> None:
     done = call([sys.executable, str(PROGRAMS / "bare_step.py"), "--out", str(tmp_path / "run")], tmp_path)
     assert done.returncode == 0, done.stderr

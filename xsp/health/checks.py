@@ -133,8 +133,10 @@ def _rungs(trace: Trace) -> list[Finding]:
     measured = {rung_name(rung.level) for rung in rungs}
     for name in trace.run.rungs:
         if name not in measured:
-            text = f"no step was measured with {depth(name)} as the deepest recorded level: run more steps"
-            findings.append(Finding(Severity.WARNING, recording(name), text, "C"))
+            text = f"no step with {depth(name)} was recorded: run longer, or with a larger --budget"
+            # the kernels of a processor only name what its operators call
+            best = "B" if name == rung_name(Level.KERNEL) and not trace.run.machine.devices else "C"
+            findings.append(Finding(Severity.WARNING, recording(name), text, best))
     few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, for {', '.join(few)}"))

@@ -208,9 +208,15 @@ class profile:
             self._set_up(self.settings, self._listener, self.hosts, self._enabled)
             self._was_entered = True
         began_ns = clock.monotonic_ns()
-        collecting, rungs = self._steps.collecting, self.schedule.rungs
-        collecting.find(self.settings.collectors, rungs[-1], Kernels.parse(self.settings.kernels))
+        collecting, rungs, kernels = self._steps.collecting, self.schedule.rungs, Kernels.parse(self.settings.kernels)
+        find = functools.partial(collecting.find, self.settings.collectors, rungs[-1], kernels)
+        may_refuse = self.settings.collectors is not None or kernels is not Kernels.AUTO
+        if may_refuse:  # before a directory is made or replaced
+            find()
         try:
+            self._claim_run()
+            if not may_refuse:  # imports torch while the storing process loads
+                find()
             self._open_run()
         except UnwritableError as error:
             if self.settings.needs_run:
@@ -231,7 +237,7 @@ class profile:
         account.start_ns = account.launch_ns + clock.monotonic_ns() - began_ns - collecting.import_ns
         return self
 
-    def _open_run(self) -> None:
+    def _claim_run(self) -> None:
         """Make the run directory, and start the process that stores, samples and delivers."""
         from xsp.record.writer import Writer  # not needed by programs that only import xsp
 
@@ -241,6 +247,10 @@ class profile:
         self.out, self._writer = output.claim(
             self.out, Writer, overwrite=settings.overwrite, next_free=settings.next_free
         )
+
+    def _open_run(self) -> None:
+        """Write `run.json`, and tell the process that stores what else it does."""
+        settings = self.settings
         self._identity = identity.of_this_process()
         self._started_ns = self._steps.clock.now_ns()
         self._steps.begin(self._identity, self._writer)

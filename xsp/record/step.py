@@ -119,6 +119,8 @@ class Step:
             self._window, steps.window = steps.window, None
             if not self.turn.is_bare:
                 if self._window is None:
+                    wait_ns = steps.storing.await_opening()
+                    entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
                     entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
                 self._active = self._switch_on()
         except BaseException:  # an interrupt meant for the program: this step does not begin

@@ -54,6 +54,7 @@ class Window:
     def __init__(self, steps: Steps, turn: Turn) -> None:
         """Wait for the device, and switch the collectors of a turn on."""
         self._steps = steps
+        steps.storing.await_opening()
         steps.storing.wait(counts_cost=True)
         drained_ns = clock.monotonic_ns()
         steps.collecting.settle(steps.collecting.collectors)

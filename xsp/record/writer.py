@@ -39,7 +39,11 @@ class Writer(transport.SecondProcess):
     @property
     def is_open(self) -> bool:
         """Whether the second process has loaded the table engine, or is gone."""
-        return self._opening is None or self.is_answered(self._opening)
+        return self.wait_until_open(0.0)
+
+    def wait_until_open(self, patience_s: float) -> bool:
+        """Wait at most these seconds until the second process has loaded; return whether it has, or is gone."""
+        return self._opening is None or self.is_answered(self._opening, patience_s)
 
     def deliver_to(self, target: str, policy: str) -> None:
         """Deliver each step once it is stored. The target is sent through the pipe, because it may contain a password.
