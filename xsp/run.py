@@ -7,6 +7,7 @@ Run                        every field is optional; docs/understand/table.md say
 ├── kinds: StepKind …      the kinds of steps that the program ran
 ├── budget: Budget         what profiling cost
 ├── between: Between       which lines of the program ran between steps
+├── compilations: Compilation …  what torch.compile compiled, and why anew
 ├── costs: Cost …          the calibration, by collector
 ├── notes: Note …          what could not be seen
 ├── samples: Samples       what was sampled beside the spans
@@ -154,6 +155,21 @@ class Between(Fields):
 
     unknown_ns: Count = 0
     """Time in gaps that were followed no further, because they make too many calls."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation(Fields):
+    """A function that `torch.compile` compiled during the run; see `xsp.record.compilations`."""
+
+    start_ns: Count
+    """Nanoseconds since the epoch."""
+
+    dur_ns: Count
+    function: str = ""
+    file: str = ""
+    line: Count = 0
+    reason: str | None = None
+    """Why it was compiled anew; None for the first time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,6 +350,7 @@ class Run(Fields):
     kinds: tuple[StepKind, ...] = ()
     budget: Budget | None = None
     between: Between | None = None
+    compilations: tuple[Compilation, ...] = ()
     clock: Mapping[str, Any] = field(default_factory=dict)
     steps: Steps | None = None
     empty: str | None = None

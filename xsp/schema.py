@@ -251,7 +251,7 @@ LOOP_COLUMNS: tuple[Column, ...] = (
     Column("data_ns", "DOUBLE", "part of `before_ns` and `dur_ns` that is waiting for the data loader"),
     Column("own_ns", "DOUBLE", "time of the work of xsp between the step before and this one"),
     Column("samples", "BIGINT", "samples in the step; null if unknown"),
-    Column("status", "VARCHAR", "ok, error or unclosed"),
+    Column("status", "VARCHAR", "ok, error or unclosed; compiling if torch compiled code in it"),
     Column(
         "faults",
         "DOUBLE",

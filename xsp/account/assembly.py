@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -125,9 +126,11 @@ def _program(
         Entry(each.name or names.ITERATION, each.count * (each.time.ms or 0.0), each.time.source, calls=each.count)
         for each in own
     ]
+    compiling = _compiling(trace)
+    entries += compiling
     first = [each.course.first for each in own if each.course is not None and each.course.first is not None]
     if first:
-        is_compiling = any(each.is_compiling for each in first)
+        is_compiling = not compiling and any(each.is_compiling for each in first)
         name = names.COMPILING if is_compiling else names.FIRST
         count = sum(each.count for each in first)
         entries.append(Entry(name, sum(each.ms for each in first), "steps that were not recorded", calls=count))
@@ -136,6 +139,49 @@ def _program(
     rest_ms = wall_ms - sum(entry.ms or 0.0 for entry in entries)
     entries.append(Entry(names.UNEXPLAINED, rest_ms, "difference: recorded iterations take longer than others"))
     return tuple(entries)
+
+
+def _compiling(trace: Trace) -> list[Entry]:
+    """Return the entry of the time in which `torch.compile` compiled in steps; empty if it did not.
+
+    Its calls are the compilations. Its part is that of code that was compiled anew, with the most frequent reason.
+    """
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == trace.rank), trace.run)
+    ((began_ns, ended_ns),) = trace.con.execute(
+        "SELECT min(start_ns - coalesce(before_ns, 0)), max(start_ns + steps * (dur_ns + coalesce(before_ns, 0))) "
+        "FROM loop WHERE rank = ?",
+        [trace.rank],
+    ).fetchall()
+    if began_ns is None or ended_ns is None:
+        return []
+    inside = sorted(
+        (max(began_ns, each.start_ns), min(ended_ns, each.start_ns + each.dur_ns), each.reason or "")
+        for each in run.compilations
+        if began_ns < each.start_ns + each.dur_ns and each.start_ns < ended_ns
+    )
+    reasons = Counter(reason for *_, reason in inside if reason)
+    if not inside:
+        return []
+    anew = tuple(
+        Entry(
+            names.ANEW,
+            _covered_ns(each for each in inside if each[2]) / 1e6,
+            names.COMPILER,
+            place=reason,
+            calls=sum(reasons.values()),
+        )
+        for reason, _ in reasons.most_common(1)
+    )
+    return [Entry(names.COMPILING, _covered_ns(inside) / 1e6, names.COMPILER, children=anew, calls=len(inside))]
+
+
+def _covered_ns(intervals: Iterable[tuple[int, int, str]]) -> int:
+    """Return the time that sorted intervals cover: a function may be compiled inside another one."""
+    total_ns = until_ns = 0
+    for from_ns, to_ns, _ in intervals:
+        total_ns += max(0, to_ns - max(from_ns, until_ns))
+        until_ns = max(until_ns, to_ns)
+    return total_ns
 
 
 def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:

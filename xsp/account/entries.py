@@ -42,6 +42,9 @@ STATES = (WAITING, ISSUING, *OF_COLLECTIVES)
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
 STEP, USUAL, SLOW = "step", "usual iterations", "slow iterations"
 COMPILING, FIRST, OUTSIDE_STEPS = "compiling", "first iterations", "in no step"
+ANEW = "compiling anew"
+COMPILER = "torch's notes of what it compiled"
+"""Source of the time of compiling, if it is known to the compilation."""
 
 
 def of_model(phase: str, model: str) -> str:

@@ -218,6 +218,8 @@ def _slow(slow: SlowIterations, main: Iterations) -> str:
 
 
 def _first(first: Entry, wall_ms: float) -> str:
+    if first.source == names.COMPILER:
+        return _compiling(first, wall_ms)
     count = f"{first.calls:.0f} iterations" if first.calls and first.calls > 1 else "iteration"
     if first.name == names.COMPILING:
         return f"Compiling took {_of(first.ms or 0.0, wall_ms)} of the program's loop, in the first {count}."
@@ -225,6 +227,19 @@ def _first(first: Entry, wall_ms: float) -> str:
         f"The first {count} took {_of(first.ms or 0.0, wall_ms)} of the program's loop longer than others: code is "
         "loaded, memory allocated, kernels are chosen."
     )
+
+
+def _compiling(compiling: Entry, wall_ms: float) -> str:
+    count = compiling.calls or 0
+    text = f"Compiling took {_of(compiling.ms or 0.0, wall_ms)} of the program's loop"
+    anew = next((entry for entry in compiling.children if entry.name == names.ANEW), None)
+    if anew is None or not anew.calls:
+        return f"{text}."
+    times = "once" if anew.calls == 1 else f"{anew.calls:.0f} of {count:.0f} times"
+    text += f", {times} anew, since {anew.place}"
+    if "size mismatch" in (anew.place or "") or "stride mismatch" in (anew.place or ""):
+        return f"{text}: fewer sizes of inputs, or torch.compile(dynamic=True), avoid that."
+    return f"{text}."
 
 
 def ordinal(number: int) -> str:

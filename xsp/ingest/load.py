@@ -266,6 +266,7 @@ def _load_files(
     damaged, offsets = (
         loop.create_table_in_sequence(con, folders) if is_sequence else (loop.create_table(con, folders), {})
     )
+    loop.mark_compiling(con, run)
     run = _with_notes(run, location, *_create_samples_view(con, location, files), *damaged)
     stored_columns = {
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())

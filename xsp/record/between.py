@@ -169,7 +169,7 @@ class Between:
             "ns": sum(ns for _, (ns, _) in ordered),
             "lines": [
                 {
-                    "file": _display_path(code.co_filename),
+                    "file": shown_path(code.co_filename),
                     "line": line,
                     "function": getattr(code, "co_qualname", code.co_name),
                     "calls": _called_names(linecache.getline(code.co_filename, line)),
@@ -183,7 +183,7 @@ class Between:
         }
 
 
-def _display_path(path: str) -> str:
+def shown_path(path: str) -> str:
     """Return a file's path in its package or below the working directory, else its name: never a user's directory."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)

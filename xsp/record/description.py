@@ -12,6 +12,7 @@ from xsp.device import machine as device
 from xsp.identity import Identity
 from xsp.levels import rung_name
 from xsp.record import budget
+from xsp.record.compilations import compilations
 from xsp.record.sequences import NO_STEP
 from xsp.record.steps import Steps
 from xsp.run import Run, StepKind
@@ -75,6 +76,7 @@ def of_steps(
         "kinds": steps.kinds.content(),
         "budget": budget.content(schedule, steps.account),
         "between": steps.between.content(),
+        "compilations": compilations(started_ns) if finished else [],
         "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
         "steps": {
             "seen": steps.step_count,

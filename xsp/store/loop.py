@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 
 from xsp import inside, rundir, semconv, table
-from xsp.run import Otel
+from xsp.run import Otel, Run
 from xsp.schema import LOOP_COLUMNS, Kind, Level, Span
 
 BARE = int(Level.APPLICATION)
@@ -92,6 +92,37 @@ def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[s
             reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
             warnings.append(f"left out: {name}: {reason}")
     return warnings
+
+
+COMPILING = "compiling"
+"""Status of the steps in which code was compiled. No figure of the loop is taken from them."""
+
+MIN_COMPILING_SHARE = 0.1
+"""Least share of a row's time in compilations for that status."""
+
+
+def mark_compiling(con: duckdb.DuckDBPyConnection, run: Run) -> None:
+    """Give the steps of the table `loop` in which code was compiled, according to `run.json`, their status."""
+    intervals = [
+        (each.rank or 0, compiled.start_ns, compiled.start_ns + compiled.dur_ns)
+        for each in run.rank_runs
+        for compiled in each.compilations
+    ]
+    if not intervals:
+        return
+    values = ", ".join(f"({rank}, {start_ns}, {end_ns})" for rank, start_ns, end_ns in intervals)
+    con.execute(
+        f"""
+        UPDATE loop SET status = '{COMPILING}' WHERE status = 'ok' AND (rank, step) IN (
+            SELECT (loop.rank, step)
+            FROM loop JOIN (VALUES {values}) compiled(rank, from_ns, until_ns)
+            ON coalesce(loop.rank, 0) = compiled.rank AND from_ns < start_ns + steps * dur_ns AND until_ns > start_ns
+            GROUP BY loop.rank, step, steps, dur_ns
+            HAVING sum(least(until_ns, start_ns + steps * dur_ns) - greatest(from_ns, start_ns))
+                   >= {MIN_COMPILING_SHARE} * steps * dur_ns
+        )
+        """
+    )
 
 
 def create_table_in_sequence(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> tuple[list[str], dict[Path, int]]:
