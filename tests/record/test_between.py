@@ -253,13 +253,13 @@ def test_the_names_of_a_line_are_those_that_it_calls_and_none_of_its_literals(te
 
 def test_files_are_named_without_the_directories_of_a_person(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert between._display_path(str(tmp_path / "models" / "train.py")) == "models/train.py"
-    assert between._display_path("/home/someone/else/train.py") == "train.py"
+    assert between.shown_path(str(tmp_path / "models" / "train.py")) == "models/train.py"
+    assert between.shown_path("/home/someone/else/train.py") == "train.py"
     assert (
-        between._display_path("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py")
+        between.shown_path("/home/someone/lib/python3.11/site-packages/lightning/loops/fit.py")
         == "lightning/loops/fit.py"
     )
-    assert between._display_path("<ipython-input-3>") == "<ipython-input-3>"
+    assert between.shown_path("<ipython-input-3>") == "<ipython-input-3>"
 
 
 @pytest.mark.parametrize(

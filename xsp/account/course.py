@@ -62,10 +62,13 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
             long an iteration takes.
     """
     columns = trace.con.execute(
-        """
+        f"""
         SELECT step, steps, rung, dur_ns, coalesce(before_ns, 0) AS before_ns,
-               least(coalesce(data_ns, 0), coalesce(before_ns, 0)) AS data_ns
-        FROM loop WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND status = 'ok' ORDER BY step
+               least(coalesce(data_ns, 0), coalesce(before_ns, 0)) AS data_ns, is_disturbed
+        FROM (
+            SELECT *, coalesce(steady IS NULL OR lag(rung) OVER (ORDER BY step) <> {BARE}, false) AS is_disturbed
+            FROM loop WHERE rank = ?
+        ) WHERE kind IS NOT DISTINCT FROM ? AND status = 'ok' ORDER BY step
         """,
         [rank, kind],
     ).fetchnumpy()
@@ -94,7 +97,8 @@ def _slow_of_part(
     trace: Trace, rank: int, rows: Mapping[str, Any], part: Part, own: Sequence[Any], time: Entry
 ) -> list[SlowIterations]:
     single = (rows["steps"] == 1) & (rows["step"] >= WARM_UP_STEPS)
-    bare = single & (rows["rung"] == BARE)
+    # what a step takes longer while xsp stores another one, or right after it, is not the program's
+    bare = single & (rows["rung"] == BARE) & (rows["is_disturbed"] == 0)
     ns = rows["dur_ns"] if part is Part.STEP else rows["before_ns"]
     if not bare.any() or rows["steps"][single].sum() < 0.8 * rows["steps"].sum() - WARM_UP_STEPS:
         return []  # most rows are means of several steps

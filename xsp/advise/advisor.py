@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xsp import account, frameworks
-from xsp.advise import combinedgain, faults, registry
+from xsp.advise import calls, combinedgain, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
 from xsp.advise.combinedgain import CombinedGain
 from xsp.advise.registry import Question
@@ -75,6 +75,9 @@ def of(
     for question in _select_questions(only, max_needs):
         try:
             pieces = [replace(piece, number=question.number) for piece in question(context)]
+            if question.shapes and not pieces and (missing := calls.missing_shapes(context)) is not None:
+                unanswered[question.name] = missing
+                continue
             advice += _with_doubt(pieces, faults.doubt(context)) if question.needs is Needs.BOUND and pieces else pieces
             answered.append(question.name)
         except CoveredElsewhere:

@@ -29,7 +29,7 @@ _ROW_WRITES = 2
 """Minimum number of times that a row of a sparse gradient is written; a row of a dense gradient is written once."""
 
 
-@question("product-order", "Are matrix products computed in the more expensive order?", number="Q4")
+@question("product-order", "Are matrix products computed in the more expensive order?", number="Q4", shapes=True)
 def product_order(context: AdviceContext) -> Iterator[Advice]:
     """Two consecutive products in a module that need fewer multiplications as A(Bx) than as (AB)x.
 
@@ -99,7 +99,9 @@ def _matrix(call: Call, index: int) -> tuple[int, ...] | None:
     return shape if shape is not None and len(shape) <= 2 else None
 
 
-@question("dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4")
+@question(
+    "dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4", shapes=True
+)
 def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     """Gradients of embeddings that are zero except in the few rows that a step looked up.
 
@@ -155,7 +157,7 @@ def _index_count(call: Call) -> int:
     return 0 if shape is None else math.prod(shape)
 
 
-@question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4")
+@question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4", shapes=True)
 def one_hot(context: AdviceContext) -> Iterator[Advice]:
     """Products of one-hot vectors with a matrix, which copy rows of the matrix by multiplying mostly by zero.
 
@@ -219,7 +221,12 @@ _PASS_THROUGH = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::s
 _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
 
-@question("broadcast-product", "Are products or distances computed by broadcasting, and then summed?", number="Q4")
+@question(
+    "broadcast-product",
+    "Are products or distances computed by broadcasting, and then summed?",
+    number="Q4",
+    shapes=True,
+)
 def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
     """Tensors that broadcasting makes many times as large as both factors, and that a sum reduces right away.
 
@@ -294,7 +301,7 @@ SOLVE_SHARE = 1 / 3
 """Operations of a factorisation relative to those of an inverse: 2/3 n³ to 2 n³ (Golub and Van Loan, 3.2 and 3.4)."""
 
 
-@question("inverse", "Is a matrix inverted only to be multiplied?", number="Q4")
+@question("inverse", "Is a matrix inverted only to be multiplied?", number="Q4", shapes=True)
 def inverse(context: AdviceContext) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     step_ms = calls.step_ms(context)

@@ -20,7 +20,7 @@ LEAST_CHECKS = 4
 Shape = tuple[int, ...]
 
 
-@question("unused-gradients", "Are gradients computed that no optimizer uses?", number="Q4")
+@question("unused-gradients", "Are gradients computed that no optimizer uses?", number="Q4", shapes=True)
 def unused_gradients(context: AdviceContext) -> Iterator[Advice]:
     """Gradients of parameters that the step's optimizer does not update, as of a backbone that was meant to be frozen.
 

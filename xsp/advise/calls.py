@@ -154,6 +154,21 @@ def tensor_shape(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
+def missing_shapes(context: AdviceContext) -> str | None:
+    """Return that no operator of the trace has the shapes of its inputs, with the remedy; None if any has."""
+    trace = context.trace
+    if trace is None:
+        return None
+    query = (
+        f"SELECT 1 FROM merged WHERE level = {int(Level.OP)} AND device IS NULL AND input_shapes IS NOT NULL LIMIT 1"
+    )
+    if context.cached("has_shapes", lambda: bool(trace.con.execute(query).fetchall())):
+        return None
+    if trace.run.imported is not None:
+        return "the trace has no shapes: record with record_shapes=True"
+    return "no recorded step has shapes: let the program run longer, or give a larger --budget"
+
+
 def roots(context: AdviceContext, with_device: bool = False) -> list[Call]:
     """Return the outermost calls of the merged step on the host, in order; computed once.
 

@@ -118,7 +118,7 @@ LEAST_SCORES = 1_000
 SLICES = ("aten::slice", "aten::select")
 
 
-@question("last-scores", "Are scores computed for tokens that are not read?", number="Q4")
+@question("last-scores", "Are scores computed for tokens that are not read?", number="Q4", shapes=True)
 def last_scores(context: AdviceContext) -> Iterator[Advice]:
     """The last layer of a language model, applied to all tokens where the program reads only the scores of one.
 

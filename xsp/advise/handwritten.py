@@ -55,7 +55,12 @@ FUNCTIONS: Sequence[Function] = (  # rms_norm and logsumexp are no faster on a C
 )  # fmt: skip
 
 
-@question("written-out", "Which functions are composed of operators, where PyTorch has a single one?", number="Q5")
+@question(
+    "written-out",
+    "Which functions are composed of operators, where PyTorch has a single one?",
+    number="Q5",
+    shapes=True,
+)
 def written_out(context: AdviceContext) -> Iterator[Advice]:
     """Consecutive operators in a module, or in the step, that compute a known function.
 

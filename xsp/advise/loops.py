@@ -93,7 +93,7 @@ def _with_indexing(parent: Call, reads: Sequence[Call], on_device: bool) -> tupl
     return loop_calls, gaps
 
 
-@question("samples", "Is a batch computed sample by sample?", number="Q4")
+@question("samples", "Is a batch computed sample by sample?", number="Q4", shapes=True)
 def samples(context: AdviceContext) -> Iterator[Advice]:
     """A module or an operator called once for each sample of the batch that the enclosing module was given.
 
@@ -125,7 +125,7 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-@question("growing", "Is a tensor copied again to append to it?", number="Q4")
+@question("growing", "Is a tensor copied again to append to it?", number="Q4", shapes=True)
 def growing(context: AdviceContext) -> Iterator[Advice]:
     """Concatenations in a loop that append to the result of the previous one, so that all of it is copied each time."""
     step_ms = calls.step_ms(context)
@@ -186,7 +186,12 @@ NARROW_SHARE = 0.5
 LEAST_LAYERS = 3
 
 
-@question("narrow-layers", "Do several linear layers, each too narrow to be fast, take the same tensor?", number="Q5")
+@question(
+    "narrow-layers",
+    "Do several linear layers, each too narrow to be fast, take the same tensor?",
+    number="Q5",
+    shapes=True,
+)
 def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
     """Linear layers in one module that take the same tensor: one layer with all their outputs is one product.
 

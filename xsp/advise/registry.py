@@ -32,6 +32,9 @@ class Question:
     number: str | None = None
     """`Q1` to `Q6` where it is part of one of Benanza's questions."""
 
+    shapes: bool = False
+    """Whether it finds nothing in a trace without the shapes of operators' inputs, and so has no answer there."""
+
     def __call__(self, context: AdviceContext) -> Iterable[Advice]:
         """Return pieces of advice, none if nothing is wrong.
 
@@ -54,7 +57,7 @@ PROVIDERS: dict[str, Callable[[AdviceContext], Any]] = {}
 
 
 def question(
-    name: str, title: str, *, number: str | None = None, needs: Needs = Needs.TRACE
+    name: str, title: str, *, number: str | None = None, needs: Needs = Needs.TRACE, shapes: bool = False
 ) -> Callable[[Answerer], Question]:
     """Make a function a question, and register it: `xsp advise` and the report ask it from then on.
 
@@ -63,6 +66,7 @@ def question(
         title: the question in a few words.
         number: `Q1` to `Q6`.
         needs: the data that the question needs. The report only asks questions that need a trace alone.
+        shapes: whether the question needs the shapes of operators' inputs.
 
     Raises:
         UsageError: another function is registered under that name.
@@ -72,7 +76,7 @@ def question(
         existing = QUESTIONS.get(name)
         if existing is not None and _qualified_name(existing.function) != _qualified_name(function):
             raise UsageError(f"there already is a question {name!r}")
-        QUESTIONS[name] = entry = Question(name, title, needs, function, number)
+        QUESTIONS[name] = entry = Question(name, title, needs, function, number, shapes)
         return entry
 
     return register

@@ -15,7 +15,7 @@ RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform
 """Parts of the names of operators whose results differ from call to call."""
 
 
-@question("repeated", "Is the same result computed twice?", number="Q4")
+@question("repeated", "Is the same result computed twice?", number="Q4", shapes=True)
 def repeated(context: AdviceContext) -> Iterator[Advice]:
     """A module that was given the same tensors again in one step, and would return the same result.
 
@@ -90,7 +90,7 @@ def _is_backward(call: Call) -> bool:
     return False
 
 
-@question("masks", "Is the same mask made for each layer?", number="Q4")
+@question("masks", "Is the same mask made for each layer?", number="Q4", shapes=True)
 def masks(context: AdviceContext) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
     step_ms = calls.step_ms(context)

@@ -18,7 +18,7 @@ FEW_SHARE = 0.1
 """Maximum share of the sorted values that may be taken for a sort to be worth a line."""
 
 
-@question("sort-for-few", "Is a whole dimension sorted to use a few values?", number="Q4")
+@question("sort-for-few", "Is a whole dimension sorted to use a few values?", number="Q4", shapes=True)
 def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
     step_ms = calls.step_ms(context)
@@ -68,7 +68,7 @@ def _slice_width(call: Call) -> int | None:
 _PROBABILITIES = ("aten::softmax", "aten::log_softmax", "aten::sigmoid")
 
 
-@question("largest", "Are probabilities computed to find the largest one?", number="Q4")
+@question("largest", "Are probabilities computed to find the largest one?", number="Q4", shapes=True)
 def largest(context: AdviceContext) -> Iterator[Advice]:
     """Softmax and sigmoid of which only the index of the largest value is used.
 
@@ -102,7 +102,7 @@ def largest(context: AdviceContext) -> Iterator[Advice]:
 _REDUCTIONS = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "aten::linalg_vector_norm")
 
 
-@question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4")
+@question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4", shapes=True)
 def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
     """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
     step_ms = calls.step_ms(context)

@@ -129,7 +129,11 @@ def _no_advice(report: AdviceReport) -> str:
     count = len(report.answered)
     if not count:
         return "No advice: no question could be answered."
-    return f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
+    text = f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
+    reason, names = max(_by_reason(report).items(), key=lambda item: len(item[1]), default=("", []))
+    if len(names) >= count / 2:
+        text += f" {len(names)} more could not be answered: {reason}."
+    return text
 
 
 def _by_reason(report: AdviceReport) -> dict[str, list[str]]:

@@ -104,13 +104,10 @@ def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
 def _classes(spans: Spans, seekers: Array) -> list[tuple[int, int]]:
     """Return the classes of spans whose parents are found together: the deepest level around them, and the collector
     of calls that may be around operators."""
-    levels = [(level, 0) for level in np.unique(spans.max_outer_level[seekers]).tolist()]
-    collectors = (
-        []
-        if spans.calls is None
-        else [collector for collector in np.unique(spans.calls.call_collector).tolist() if collector]
-    )
-    return levels + [(int(Level.OP), collector) for collector in collectors]
+    # not np.unique, whose first call imports the masked arrays, in the storing process for the first step
+    levels = sorted(set(spans.max_outer_level[seekers].tolist()))
+    collectors = sorted(set(spans.calls.call_collector.tolist()) - {0}) if spans.calls is not None else []
+    return [*((level, 0) for level in levels), *((int(Level.OP), collector) for collector in collectors)]
 
 
 def _may_be_outer(spans: Spans, indices: Array, level: int, collector: int) -> Array:

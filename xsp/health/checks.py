@@ -137,6 +137,9 @@ def _rungs(trace: Trace) -> list[Finding]:
             # the kernels of a processor only name what its operators call
             best = "B" if name == rung_name(Level.KERNEL) and not trace.run.machine.devices else "C"
             findings.append(Finding(Severity.WARNING, recording(name), text, best))
+    if rung_name(Level.OP) in measured and trace.run.imported is None and not _has_shapes(trace):
+        text = "no recorded step has shapes, and advice needs them: run longer, or with a larger --budget"
+        findings.append(Finding(Severity.WARNING, "shapes", text, "B"))
     few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, for {', '.join(few)}"))
@@ -149,6 +152,11 @@ def _rungs(trace: Trace) -> list[Finding]:
             text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
+
+
+def _has_shapes(trace: Trace) -> bool:
+    query = f"SELECT 1 FROM merged WHERE level = {int(Level.OP)} AND device IS NULL AND input_shapes IS NOT NULL LIMIT 1"
+    return bool(trace.con.execute(query).fetchall())
 
 
 def _spread(trace: Trace) -> list[Finding]:
