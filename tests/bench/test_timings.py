@@ -12,6 +12,7 @@ import duckdb
 import pytest
 from madegraphs import graph_of
 
+from xsp.bench import text
 from xsp.bench.environment import Environment
 from xsp.bench.spec import CacheState, Spec, Status, Timing, slowdown_text, spec_of, untimed
 from xsp.bench.timings import Timings
@@ -46,6 +47,29 @@ def edit(part: Path, change: str) -> None:
 def the_part(folder: Path) -> Path:
     (found,) = folder.glob("environment=*/part-*.parquet")
     return found
+
+
+# --- environments -------------------------------------------------------------------------------------
+
+
+def test_an_environment_with_devices_says_that_calls_are_timed_on_the_processor_and_how_to_choose() -> None:
+    pair = [{"name": "NVIDIA H200", "sms": 132}] * 2
+    both = Environment({**HERE.properties, "devices": [*pair, {"name": "NVIDIA A100"}]})
+    assert both.name == "one, 2 cores, 2 × NVIDIA H200, NVIDIA A100, torch 2"
+    assert "timed on the processor (one, 2 cores), not on 2 × NVIDIA H200, NVIDIA A100" in both.processor_note
+    assert "xsp bound MODEL --device NAME" in both.processor_note
+    assert HERE.name == "one, 2 cores, torch 2"
+    assert Environment({**HERE.properties, "devices": []}).processor_note == HERE.processor_note == ""
+
+
+def test_the_page_of_timings_says_that_they_are_the_processors(tmp_path: Path) -> None:
+    pairs = [(spec(), 1)]
+    there = Environment({**HERE.properties, "devices": [{"name": "NVIDIA H200"}]})
+    for environment, count in ((HERE, 0), (there, 1)):
+        timings = Timings.open(tmp_path, environment)
+        page = " ".join(text.fill_page("net", pairs, timings, [], 1.0).split())
+        assert page.count("timed on the processor (one, 2 cores), not on NVIDIA H200") == count
+        assert bool(text.fill_as_json("net", pairs, timings, [], 1.0)["processor_note"]) == bool(count)
 
 
 # --- specs --------------------------------------------------------------------------------------------

@@ -185,6 +185,17 @@ def test_rungs_differences_and_interval_of_a_timed_graph(filled: Fill) -> None:
     assert "kernel efficiency" in page
 
 
+def test_a_bound_of_a_model_beside_a_device_says_that_it_is_the_processors(known: Timings, tmp_path: Path) -> None:
+    device = {"name": "NVIDIA H200"}
+    beside = Timings.open(tmp_path / "beside", Environment({**HERE.properties, "devices": [device]}))
+    for timings, count in ((known, 0), (beside, 1)):
+        found = xsp.bound.of(chain(), timings=timings, threads=2)
+        page = text.page(found, "chain.json")
+        assert " ".join(page.split()).count("on the processor (a cpu, 2 cores), not on NVIDIA H200") == count
+        assert max(map(len, page.partition("fused ceiling")[0].splitlines())) <= 79
+        assert ("processor_note" in text.as_json(found)["settings"]) is bool(count)
+
+
 def test_a_hole_is_named_with_its_reason_and_no_total_is_given(filled: Fill) -> None:
     graph = chain()
     known = filled(graph, relu=10_000.0)

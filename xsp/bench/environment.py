@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -55,12 +56,34 @@ class Environment:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
+    def processor(self) -> str:
+        """The processor and its cores, for display."""
+        return f"{self.properties.get('cpu')}, {self.properties.get('cores')} cores"
+
+    @property
+    def devices(self) -> str:
+        """The devices beside the processor, for display; empty if there are none."""
+        entries = [device for device in self.properties.get("devices") or () if isinstance(device, dict)]
+        counts = Counter(str(device.get("name")) for device in entries)
+        return ", ".join(name if count == 1 else f"{count} × {name}" for name, count in counts.items())
+
+    @property
     def name(self) -> str:
-        """One line for display: devices, or processor and cores; and the version of torch."""
-        properties = self.properties
-        devices = [str(device.get("name")) for device in properties.get("devices") or () if isinstance(device, dict)]
-        label = ", ".join(devices) or f"{properties.get('cpu')}, {properties.get('cores')} cores"
-        return f"{label}, torch {properties.get('torch') or 'none'}"
+        """One line for display: processor and cores, devices, and the version of torch."""
+        return ", ".join(
+            filter(None, [self.processor, self.devices, f"torch {self.properties.get('torch') or 'none'}"])
+        )
+
+    @property
+    def processor_note(self) -> str:
+        """Sentence that says that single calls are timed on the processor although there are devices; else empty."""
+        if not self.devices:
+            return ""
+        return (
+            f"the calls are timed on the processor ({self.processor}), not on {self.devices}; to choose the "
+            "device: xsp bound MODEL --device NAME (its quoted peak rates), or "
+            "xsp profile MODEL and xsp bound RUN (a run on it)"
+        )
 
 
 @lru_cache(maxsize=1)

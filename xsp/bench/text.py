@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ def fill_page(
     lines = [
         plain(name),
         plain(timings.environment.name),
+        *textwrap.wrap(plain(timings.environment.processor_note), 79),
         "",
         f"blocks       {len(pairs):7,}  distinct blocks of {sum(count for _, count in pairs):,}",
         f"timed        {len(entries) - len(holes):7,}  {len(new_timings):,} taken now, in {seconds:.1f} s"
@@ -207,6 +209,7 @@ def fill_as_json(
         "coverage_percent_of_expected_time": round(100 * expected, 2),
         "timings": [{**figures(timing), "count": count} for timing, count in entries],
         "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs)).values()],
+        "processor_note": timings.environment.processor_note,
         "problems": list(timings.problems),
     }
 

@@ -275,6 +275,8 @@ def _add_timings(
         "drift": lookup.drift,
         "at_the_floor": lookup.at_the_floor,
     }
+    if parts.trace is None and stored.environment.processor_note:
+        parts.settings["processor_note"] = stored.environment.processor_note
     if lookup.borrowed:
         parts.problems.append(f"timings: {lookup.borrowed} are from environment {stored.like}, in place of this one")
     if lookup.drift is not None and lookup.drift > timed.MAX_DRIFT:

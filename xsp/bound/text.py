@@ -58,6 +58,7 @@ def _title(bound: Bound) -> list[str]:
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
+    lines += textwrap.wrap(plain(settings.get("processor_note", "")), 79)
     return [*lines, bound.scope_note]
 
 
