@@ -140,3 +140,8 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
     """Return the lines of a text; those after the first are indented."""
     lines = textwrap.wrap(plain(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
+
+
+def labelled_lines(label: str, texts: Sequence[str]) -> list[str]:
+    """Return the wrapped lines of texts, each with `label` before it."""
+    return [line for text in texts for line in wrapped(f"{label}: {text}")]
