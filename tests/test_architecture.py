@@ -32,7 +32,7 @@ LAYERS = [
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
-    {"correlate"},
+    {"correlate", "terminal"},
     {"store"},
     {"account"},
     {"exporters", "health", "ingest", "models", "record", "spark", "testing"},

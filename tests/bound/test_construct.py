@@ -256,7 +256,7 @@ def test_the_curve_is_shown_in_80_columns_as_json_and_as_a_section(capsys) -> No
     for each in (found, replace(found, cover="no reason", measured_ns=None)):
         shown = curvetext.page(each, "m:chain")
         assert max(map(len, shown.splitlines())) <= 80
-        assert "time the missing blocks: xsp bound m:chain --curve --fill 5m" in shown
+        assert "next: xsp bound m:chain --curve --fill 5m" in shown
         sections.of(json.loads(json.dumps({"xsp_section": 1, **sections.plain(curvetext.section(each))})))
         json.dumps(curvetext.as_json(each), allow_nan=False)
     plain = curvetext.as_json(found)

@@ -313,7 +313,7 @@ def test_steps_are_measured_in_turns_and_the_threads_of_torch_are_as_before(know
     assert torch.get_num_threads() == before
     steps = [each.measured for curve in found.curves for each in curve.points]
     assert all(each is not None and len(each.rounds) >= 5 and each.ns > 0 for each in steps)
-    assert "measured steps" in languagetext.page(found, GPT2)
+    assert "Measured steps" in languagetext.page(found, GPT2)
     drawn = [series.name for part in languagetext.section(found).parts for series in getattr(part, "series", ())]
     assert "measured" in drawn
 

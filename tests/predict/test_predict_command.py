@@ -244,7 +244,7 @@ def test_the_command_shows_what_it_rests_on_in_80_columns(trace: Path, capsys: p
     assert main(["predict", str(trace), "--ranks", "2,8,64,1024", "--link", "nvlink4", "--straggler", "1.3:turns"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) < 80
-    for words in ("quoted", "what to buy", "Check: for the 8 ranks", "Nothing was measured", "exposed", "1,024"):
+    for words in ("quoted", "What to buy", "Check: for the 8 ranks", "Nothing was measured", "exposed", "1,024"):
         assert words in shown
 
 

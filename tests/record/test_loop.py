@@ -23,9 +23,9 @@ from xsp.record.loop import FOLDED_NS, UNFOLDED_ROWS, UNKNOWN, LoggedStep, Loop,
 from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
-from xsp.store import idlecost, loop
+from xsp.store import loop
 from xsp.store.coldness import coldness
-from xsp.store.iterations import BareStep, iterations, settling_ns
+from xsp.store.iterations import BareStep, idle_hooks_ns, iterations, settling_ns
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000
@@ -451,7 +451,7 @@ def test_what_idle_collectors_add_is_taken_off_the_steps_and_iterations_of_a_bur
         assert (latency, low, high) == pytest.approx((expected, expected - off - evicted, expected + off))
         assert trace.rungs[0].step_ns == pytest.approx(expected * MS)
         steps = sum(row.get("steps", 1) for row in own_rows)
-        assert idlecost.total_ns(trace.con, trace.run) == pytest.approx(4_000 * steps, rel=0.01)
+        assert idle_hooks_ns(trace.con, trace.run) == pytest.approx(4_000 * steps, rel=0.01)
         [own] = iterations(trace)
         assert own.interval is not None
         stated = own.mean_ns, own.interval.low, own.interval.high, own.step_ns, own.between_ns

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, Group, Regression, Slope
-from xsp.scrub import plain
+from xsp import terminal
+from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, Group, Regression
 from xsp.sections import Chart, Section, Series, Table, Text
 from xsp.stats import Figure
 
-WIDTH = 80
 MOST_HOLES = 10
 _CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs follow latency more closely"}
 
 
 def page(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
-    """Return a table for each group, the number of groups that each measure wins, and the models left out."""
-    lines = [line for group in groups for line in (*_group(group), "")]
-    lines += [line for text in (*_win_counts(groups), *notes) for line in _wrapped(text)]
-    if holes:
-        lines += ["", f"{len(holes)} left out:", *(line for hole in holes[:MOST_HOLES] for line in _wrapped(hole))]
-        remaining = len(holes) - MOST_HOLES
-        lines += [f"and {remaining} more"] if remaining > 0 else []
-    return "\n".join(lines)
+    """Return the sections as text: for each group its coefficients, then wins, notes, and the models left out."""
+    remaining = len(holes) - MOST_HOLES
+    shown = [*holes[:MOST_HOLES], *([f"{remaining} more"] if remaining > 0 else [])]
+    return "\n\n".join(terminal.page(section) for section in sections(groups, notes, shown))
 
 
 def sections(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
@@ -38,7 +32,7 @@ def sections(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence
                 coefficient_text(correlation.pearson),
                 coefficient_text(correlation.spearman),
                 coefficient_text(correlation.r2),
-                correlation.reason,
+                correlation.reason or None,
             )
             for correlation in group.correlations
         )
@@ -114,48 +108,6 @@ def _models(count: int) -> str:
     return f"{count:,} model{'s' * (count != 1)}"
 
 
-def _group(group: Group) -> Iterator[str]:
-    yield plain(_title(group))
-    if group.slopes:
-        yield "families that vary only one measure: latency ~ measure^exponent"
-        yield f"{'family':11} {'varies':13} {'n':>2} {'by':>7} {'latency, ms':>18} {'exponent':>20}"
-        yield from map(_slope, group.slopes)
-    if not group.points and group.slopes:
-        return
-    if not group.correlations:
-        yield f"no figures: {group.reason}"
-        return
-    yield f"{'measure':15} {'n':>4} {'r of logarithms':>20} {'rank ρ':>20} {'R²':>17}"
-    for correlation in group.correlations:
-        yield from _row(correlation)
-    for difference in group.differences:
-        yield from _wrapped(_verdict(difference))
-    if group.regression is None:
-        yield group.reason
-    else:
-        yield from _wrapped(_regression(group.regression))
-
-
-def _slope(slope: Slope) -> str:
-    latency = f"{slope.least_ns / 1e6:.3g} → {slope.most_ns / 1e6:.3g}"
-    name = MEASURES[slope.measure]
-    exponent = coefficient_text(slope.exponent)
-    return f"{slope.family:11} {name:13} {slope.models:2} {slope.factor:6.1f}× {latency:>18} {exponent:>20}"
-
-
-def _row(correlation: Correlation) -> Iterator[str]:
-    name = MEASURES[correlation.measure]
-    if correlation.pearson is None:
-        yield from _wrapped(f"{name:15} {correlation.models:4} {correlation.reason}")
-        return
-    r, rho, r2 = (
-        coefficient_text(correlation.pearson),
-        coefficient_text(correlation.spearman),
-        coefficient_text(correlation.r2),
-    )
-    yield f"{name:15} {correlation.models:4} {r:>20} {rho:>20} {r2:>17}"
-
-
 def _verdict(difference: CoefficientDifference) -> str:
     name = {"pearson": "r", "spearman": "ρ"}[difference.coefficient]
     verdict = _CLOSER[difference.winner] if difference.winner else "not decided, the interval contains 0"
@@ -187,7 +139,3 @@ def _win_counts(groups: Sequence[Group]) -> Iterator[str]:
                 f"By {name}, of {wins.total()} groups: longest path {wins[PATH]}, FLOPs {wins[WORK]}, "
                 f"not decided {wins[None]}."
             )
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")

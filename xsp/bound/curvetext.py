@@ -3,58 +3,32 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xsp import sections
+from xsp import sections, terminal
 from xsp.bound.construct import Construction
-from xsp.bound.curves import Curve, Point
+from xsp.bound.curves import Curve
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
-from xsp.texts import at_least, ns_text
+from xsp.texts import at_least, milliseconds, ns_text
 
-WIDTH = 80
 MOST_HOLES = 3
 
 
 def page(curve: Curve, source: str, step: str = "") -> str:
-    """Return a table with a line for each size of blocks, the best cover, and the next command."""
-    lines = [
-        plain(
-            f"{curve.graph.name} from blocks of G consecutive calls, {curve.threads} thread{'s' * (curve.threads > 1)}"
-        ),
-        "measured: "
-        + ("no run to compare with (--run DIR)" if curve.measured_ns is None else ns_text(curve.measured_ns)),
-        "",
-        f"{'G':>2} {'blocks':>7} {'distinct':>9} {'timed':>7} "
-        f"{'blocks take':>12} {'± 95 %':>9} {'error':>8} {'one of each':>12}",
-        *map(_line, curve.points),
-        "",
-        *(line for text in _remarks(curve) for line in textwrap.wrap(plain(text), WIDTH)),
-    ]
-    if any(point.construction.is_lower_limit for point in curve.points):
-        lines += [
-            "",
-            f"time the missing blocks: xsp bound {plain(f'{shlex.quote(source)} {step}'.rstrip())} --curve --fill 5m",
-        ]
-    return "\n".join(lines)
-
-
-def _line(point: Point) -> str:
-    construction = point.construction
-    share = f"{100 * construction.coverage.nodes / construction.coverage.of_nodes:.0f} %"
-    total = "–" if construction.ns is None else at_least(ns_text(construction.ns), construction.is_lower_limit)
-    half = "–" if construction.half_ns is None else ns_text(construction.half_ns)
-    error = "–" if point.error is None else f"{100 * point.error:+.1f} %"
-    once = "–" if construction.once_ns is None else ns_text(construction.once_ns)
-    counts = f"{construction.granularity:2} {len(construction.windows):7,} {construction.unique:9,} {share:>7}"
-    return f"{counts} {total:>12} {half:>9} {error:>8} {once:>12}"
+    """Return the curve as text, and the command that times the missing blocks."""
+    is_partial = any(point.construction.is_lower_limit for point in curve.points)
+    command = f"{shlex.quote(source)} {step}".rstrip()
+    return terminal.page(section(curve), f"xsp bound {command} --curve --fill 5m" if is_partial else "")
 
 
 def _remarks(curve: Curve) -> Iterator[str]:
     """Yield texts on facts that are not in the table."""
+    threads = f"{curve.threads} thread{'s' * (curve.threads > 1)}"
+    measured = "no run to compare with (--run DIR)" if curve.measured_ns is None else ns_text(curve.measured_ns)
+    yield f"{plain(curve.graph.name)} from blocks of G consecutive calls, {threads}; measured: {measured}."
     best = curve.best
     glue = curve.points[0].construction.glue_ns if curve.points else None
     if best is not None and best.error is not None:
@@ -126,53 +100,35 @@ def write_section(curve: Curve, run: Path | str) -> Path | None:
 def section(curve: Curve) -> Section:
     """Return the curve as a section: error and time over the size of blocks."""
     sizes = tuple(point.construction.granularity for point in curve.points)
-    constructions = [point.construction for point in curve.points]
-    halves = [
-        (construction.ns, construction.half_ns or 0.0)
-        if construction.ns is not None and not construction.is_lower_limit
-        else None
-        for construction in constructions
-    ]
+    over = "calls of a block, G"
+    rows = []
+    for point in curve.points:
+        found = point.construction
+        total = milliseconds(found.ns)
+        rows.append((
+            found.granularity, len(found.windows), found.unique, found.coverage.nodes,
+            at_least(ns_text(found.ns), True) if total is not None and found.is_lower_limit else total,
+            milliseconds(found.half_ns), None if point.error is None else 100 * point.error,
+            milliseconds(found.once_ns),
+        ))  # fmt: skip
+    numbers = [row[4] if not isinstance(row[4], str) else None for row in rows]
+    halves = [row[5] or 0.0 for row in rows]
+    pairs = list(zip(numbers, halves, strict=True))
     totals = Series(
         "blocks",
-        tuple(None if pair is None else pair[0] / 1e6 for pair in halves),
-        tuple(None if pair is None else (pair[0] - pair[1]) / 1e6 for pair in halves),
-        tuple(None if pair is None else (pair[0] + pair[1]) / 1e6 for pair in halves),
-    )
-    once = Series(
-        "one run of each distinct block",
-        tuple(None if construction.once_ns is None else construction.once_ns / 1e6 for construction in constructions),
+        tuple(numbers),
+        tuple(None if number is None else number - half for number, half in pairs),
+        tuple(None if number is None else number + half for number, half in pairs),
     )
     step = () if curve.measured_ns is None else (Series("measured step", (curve.measured_ns / 1e6,) * len(sizes)),)
+    once = Series("one run of each distinct block", tuple(row[7] for row in rows))
     parts: list[Part] = [Text(text) for text in _remarks(curve)]
-    parts.append(
-        Chart("lines", "The model from its blocks", "ms", sizes, (totals, *step, once), over="calls of a block, G")
-    )
+    parts.append(Chart("lines", "The model from its blocks", "ms", sizes, (totals, *step, once), over))
     if any(point.error is not None for point in curve.points):
-        errors = tuple(None if point.error is None else 100 * point.error for point in curve.points)
-        parts.append(
-            Chart(
-                "lines",
-                "Error against the measured step",
-                "%",
-                sizes,
-                (Series("error", errors),),
-                over="calls of a block, G",
-            )
-        )
-    columns = ("G", "blocks", "distinct", "timed", "blocks_ms", "blocks_half_ms", "error_percent", "one_of_each_ms")
-    rows = tuple(
-        (
-            construction.granularity,
-            len(construction.windows),
-            construction.unique,
-            construction.coverage.nodes,
-            None if construction.ns is None or construction.is_lower_limit else construction.ns / 1e6,
-            None if construction.half_ns is None else construction.half_ns / 1e6,
-            None if point.error is None else 100 * point.error,
-            None if construction.once_ns is None else construction.once_ns / 1e6,
-        )
-        for point, construction in zip(curve.points, constructions, strict=True)
-    )
-    parts.append(Table(columns, rows, "By size of the blocks"))
-    return Section("Blocks", tuple(parts))
+        errors = Series("error", tuple(row[6] for row in rows))
+        parts.append(Chart("lines", "Error against the measured step", "%", sizes, (errors,), over))
+    columns = (
+        "G", "blocks", "distinct", "timed", "blocks_ms", "blocks_half_ms", "error_percent",
+        "one_of_each_ms",
+    )  # fmt: skip
+    return Section("Blocks", (*parts, Table(columns, tuple(rows), "By size of the blocks")))

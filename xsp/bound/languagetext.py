@@ -3,89 +3,43 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from xsp import terminal
 from xsp.bound.language import DECODE, Curve, Language, Point
 from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.scrub import plain
-from xsp.sections import Chart, Part, Section, Series, Table, Text
+from xsp.sections import Cell, Chart, Section, Series, Table, Text
+from xsp.terminal import NO_BREAK_SPACE
 from xsp.texts import amount, at_least, milliseconds, ns_text
 
-WIDTH = 79
 DRAWN_LENGTHS = 24
 """Number of lengths at which a curve is drawn."""
-
-_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
-"""A space at which lines are not wrapped."""
 
 NAMES = {"prefill": "first token", "decode": "each token"}
 """Names of the steps from the view of a user."""
 
 
 def page(language: Language, source: str, command: str = "") -> str:
-    """Return a table with a line for each length, the curves, the length where attention overtakes, the next command.
+    """Return the curves as text, with the next command.
 
     Args:
         language: the curves of a model.
         source: the model as the user named it.
         command: the lengths and other options as the user typed them, for the next command.
     """
-    lines = [*_title(language), "", *_table(language)]
-    if any(point.measured for curve in language.curves for point in curve.points):
-        lines += ["", *_measured(language)]
-    lines += [
-        "",
-        *(line for text in _remarks(language) for line in _wrapped(text)),
-    ]
-    return "\n".join([*lines, "", f"next: {_next(language, source, command)}"])
+    return terminal.page(section(language), _next(language, source, command))
 
 
-def _wrapped(text: str) -> list[str]:
-    return [line.replace(_NO_BREAK_SPACE, " ") for line in textwrap.wrap(plain(text), WIDTH, subsequent_indent="  ")]
-
-
-def _title(language: Language) -> list[str]:
-    conditions = [f"batch {language.batch}", str(language.settings.get("dtype") or "type unknown")]
+def _conditions(language: Language) -> str:
+    """Return the model and the conditions of its figures."""
+    conditions = [language.name, f"batch {language.batch}", str(language.settings.get("dtype") or "type unknown")]
     if language.settings.get("environment"):
         conditions.append(f"{language.threads} thread{'s' * (language.threads > 1)}")
-    lines = [plain(language.name), ", ".join(conditions)]
     if not isinstance(language.ceilings, str):
-        lines.append(plain(f"ceilings of {language.ceilings.name}"))
-    return lines
-
-
-def _table(language: Language) -> list[str]:
-    heads = "".join(f" {NAMES[curve.phase]:>11} {'± 95 %':>8} {'ceiling':>9}" for curve in reversed(language.curves))
-    lines = [f"{'tokens':>7}{heads} {'cache':>9}"]
-    for points in _rows(language):
-        cells = ""
-        for point in points:
-            total = at_least(ns_text(point.ns), not point.coverage.is_complete)
-            cells += f" {total:>11} {ns_text(point.half_ns):>8} {ns_text(point.ceiling_ns):>9}"
-        lines.append(f"{points[0].tokens:7,}{cells} {amount(points[-1].active.state, 'B'):>9}")
-    return lines
-
-
-def _rows(language: Language) -> Iterator[list[Point]]:
-    """Yield the points of each length: the point of reading if there is one, then that of decoding."""
-    for index in range(len(language.decode.points)):
-        yield [curve.points[index] for curve in reversed(language.curves)]
-
-
-def _measured(language: Language) -> list[str]:
-    heads = "".join(f" {NAMES[curve.phase]:>12} {'± 95 %':>9} {'calls':>10}" for curve in reversed(language.curves))
-    lines = ["measured steps, and the sum of the timed calls in percent of them:", f"{'tokens':>8}{heads}"]
-    for points in _rows(language):
-        cells = ""
-        for point in points:
-            step = point.measured
-            share = "–" if step is None or point.ns is None else f"{100 * point.ns / step.ns:.0f} %"
-            half = None if step is None or step.low is None or step.high is None else (step.high - step.low) / 2
-            cells += f" {ns_text(None if step is None else step.ns):>12} {ns_text(half):>9} {share:>10}"
-        lines.append(f"{points[0].tokens:8,}{cells}")
-    return lines
+        conditions.append(f"ceilings of {language.ceilings.name}")
+    return ", ".join(conditions)
 
 
 def _remarks(language: Language) -> Iterator[str]:
@@ -142,7 +96,7 @@ def formula(curve: Polynomial) -> str:
     for power, value in enumerate(curve.coefficients):
         if value or not power:
             unit = ("", " · n", " · n²")[power]
-            parts.append(f"({_fine(value)} ± {_fine(curve.half_of(power))}){unit}".replace(" ", _NO_BREAK_SPACE))
+            parts.append(f"({_fine(value)} ± {_fine(curve.half_of(power))}){unit}".replace(" ", NO_BREAK_SPACE))
     return " + ".join(parts)
 
 
@@ -281,29 +235,32 @@ def _point(point: Point, curve: Curve) -> dict[str, Any]:
 
 
 def section(language: Language) -> Section:
-    """Return the section of a page: texts on the curves, charts with the measured steps, and a table."""
-    parts: list[Part] = [Text(plain(text).replace(_NO_BREAK_SPACE, " ")) for text in _remarks(language)]
-    for curve in reversed(language.curves):
-        parts.append(_chart(curve))
-    columns = (
-        "tokens",
-        "first_token_ms",
-        "first_token_ceiling_ms",
-        "each_token_ms",
-        "each_token_ceiling_ms",
-        "cache_bytes",
-    )
-    rows = []
-    for points in _rows(language):
-        prefill_point = points[0] if len(points) > 1 else None
-        decode_point = points[-1]
-        rows.append((
-            decode_point.tokens,
-            milliseconds(prefill_point.ns) if prefill_point else None,
-            milliseconds(prefill_point.ceiling_ns) if prefill_point else None,
-            milliseconds(decode_point.ns), milliseconds(decode_point.ceiling_ns), decode_point.active.state,
-        ))  # fmt: skip
-    return Section("Language model", (*parts, Table(columns, tuple(rows), "By length")))
+    """Return the section of a page: texts on the curves, charts with the measured steps, and tables by length."""
+    curves = list(reversed(language.curves))  # the step of reading if there is one, then that of decoding
+    columns = ["tokens"]
+    for curve in curves:
+        name = NAMES[curve.phase].replace(" ", "_")
+        columns += [f"{name}_ms", f"{name}_half_ms", f"{name}_ceiling_ms"]
+    rows, measured = [], []
+    for points in zip(*(curve.points for curve in curves), strict=True):
+        cells: list[Cell] = []
+        step_cells: list[Cell] = []
+        for point in points:
+            step, ns = point.measured, point.ns
+            is_whole = ns is None or point.coverage.is_complete
+            cells += [milliseconds(ns) if is_whole else at_least(ns_text(ns), True), milliseconds(point.half_ns),
+                      milliseconds(point.ceiling_ns)]  # fmt: skip
+            half_ns = None if step is None or step.low is None or step.high is None else (step.high - step.low) / 2
+            step_cells += [None if step is None else milliseconds(step.ns), milliseconds(half_ns),
+                           None if step is None or ns is None else 100 * ns / step.ns]  # fmt: skip
+        rows.append((points[0].tokens, *cells, points[-1].active.state))
+        measured.append((points[0].tokens, *step_cells))
+    tables = [Table((*columns, "cache_bytes"), tuple(rows), "By length")]
+    if any(point.measured for curve in curves for point in curve.points):
+        columns = [column.replace("ceiling_ms", "calls_percent") for column in columns]
+        tables.append(Table(tuple(columns), tuple(measured), "Measured steps, and the timed calls in percent of them"))
+    texts = [Text(plain(text)) for text in (_conditions(language), *_remarks(language))]
+    return Section("Language model", (*texts, *map(_chart, curves), *tables))
 
 
 def _chart(curve: Curve) -> Chart:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from xsp.predict.crossvalidation import GENERIC, Error, Evaluation, Extrapolatio
 from xsp.predict.generic import Fit
 from xsp.predict.identifiability import Parameter
 from xsp.predict.nextrun import Proposal
-from xsp.predict.text import column_lines, labelled_lines, wrap_lines
 from xsp.scrub import plain
+from xsp.terminal import column_lines, labelled_lines, wrapped
 from xsp.texts import seconds_text, share_text
 
 FACTORS_PER_TABLE = 3
@@ -30,7 +29,7 @@ def page(evaluation: Evaluation) -> str:
     """Return the fits, the errors of all models on held-out configurations, and what the data do not determine."""
     table = evaluation.table
     kinds = f"{len(table):,} rows, {evaluation.groups:,} groups of configurations"
-    lines = wrap_lines(f"{kinds}; errors are those of held-out groups, {len(table):,} rows in total", "  ")
+    lines = wrapped(f"{kinds}; errors are those of held-out groups, {len(table):,} rows in total")
     lines += [
         "",
         *column_lines(("model", "mean error", "median", "90 % below"), map(_error_cells, evaluation.errors), left=1),
@@ -38,11 +37,11 @@ def page(evaluation: Evaluation) -> str:
     if evaluation.extrapolations:
         lines += ["", "beyond: mean error for the largest values (rows), learned from smaller ones"]
         lines += _extrapolation_tables(evaluation.extrapolations)
-    lines += ["", *wrap_lines(verdict(evaluation), "  ")]
+    lines += ["", *wrapped(verdict(evaluation))]
     lines += labelled_lines("largest errors", _kind_texts(evaluation))
     lines += labelled_lines("outliers, left out", _outlier_texts(evaluation))
     for value, fit in evaluation.fits.items():
-        lines += ["", *wrap_lines(_fit_heading(evaluation, value, fit), "  ")]
+        lines += ["", *wrapped(_fit_heading(evaluation, value, fit))]
         rows = map(_parameter_cells, identifiability.parameters(fit, len(_fit_rows(evaluation, value))))
         lines += column_lines(("parameter", "value", "from", "to"), rows, left=1)
         lines += labelled_lines("not determined", _undetermined_texts(evaluation, value, fit))
@@ -252,16 +251,16 @@ def points_text(evaluation: Evaluation, predictions: Sequence[Point]) -> str:
         [*(seconds_text(value) for value in (point.seconds, point.low, point.high)),
          "!" * bool(point.extrapolation_notes), _text(point.configuration)] for point in predictions
     ]  # fmt: skip
-    lines = _rows(("step", "from", "to", "", "configuration"), rows)
+    lines = column_lines(("step", "from", "to", "", "configuration"), rows, left=[4])
     error = share_text(_offered_error(evaluation).mean, 1)
     summary = f"model: {evaluation.offered_model}, mean error {error} on held-out configurations"
-    lines += ["", *wrap_lines(summary, "  ")]
+    lines += ["", *wrapped(summary)]
     if evaluation.offered_model != GENERIC:
-        lines += wrap_lines(verdict(evaluation), "  ")
+        lines += wrapped(verdict(evaluation))
     warnings = dict.fromkeys(text for point in predictions for text in point.extrapolation_notes)
     lines += labelled_lines("extrapolated (!)", list(warnings)[:8])
     if warnings:
-        lines += wrap_lines(
+        lines += wrapped(
             "note: the interval is for configurations within the recorded ranges; outside it is too narrow", "  "
         )
     return "\n".join(lines)
@@ -273,21 +272,6 @@ def _text(configuration: Mapping[str, float | str]) -> str:
         name: plain(value) if isinstance(value, str) else f"{value:.12g}" for name, value in configuration.items()
     }
     return " ".join(f"{plain(name)}={value}" for name, value in values.items())
-
-
-def _rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines whose last column is text, which wraps within its column."""
-    tables = column_lines((*headings[:-1], ""), [(*row[:-1], "") for row in rows])
-    width = max(map(len, tables)) + 2
-    lines = [f"{tables[0]:{width}}{headings[-1]}"]
-    for line, row in zip(tables[1:], rows, strict=True):
-        lines += [part.rstrip() for part in _hanging_lines(f"{line:{width}}", row[-1])]
-    return lines
-
-
-def _hanging_lines(start: str, text: str) -> list[str]:
-    parts = textwrap.wrap(text, max(20, 79 - len(start)), break_on_hyphens=False)
-    return [f"{start if not index else ' ' * len(start)}{part}" for index, part in enumerate(parts or [""])]
 
 
 def points_json(evaluation: Evaluation, predictions: Sequence[Point]) -> dict[str, Any]:
@@ -315,13 +299,13 @@ def proposals_text(
          _text(candidate.configuration)]
         for number, candidate in enumerate(proposals, 1)
     ]  # fmt: skip
-    lines = _rows(("", "step", "uncertainty", "cost", "remaining", "configuration"), rows)
+    lines = column_lines(("", "step", "uncertainty", "cost", "remaining", "configuration"), rows, left=[5])
     scope = "all combinations of recorded values" if point is None else "the given configuration"
     text = (
         f"uncertainty: how much the resampled fits of {evaluation.offered_model} differ; remaining: expected "
         f"for {scope}, once this configuration and those before it are recorded; cost: time to record it"
     )
-    return "\n".join([*lines, "", *wrap_lines(text, "  ")])
+    return "\n".join([*lines, "", *wrapped(text)])
 
 
 def proposals_json(evaluation: Evaluation, proposals: Sequence[Proposal]) -> dict[str, Any]:

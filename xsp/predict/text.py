@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xsp import sections
+from xsp import sections, terminal
 from xsp.predict import prediction, training
 from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.scaling import LIMITS, ChangePrediction, Point, Scaling, work_on_shared_cores
+from xsp.predict.scaling import LIMITS, Point, Scaling, work_on_shared_cores
 from xsp.predict.schedule import Cause, Schedule
 from xsp.predict.training import ALL_RANKS
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
-from xsp.texts import seconds_text, short_number
+from xsp.texts import seconds_text
 
-WIDTH = 79
 SECTION = "predict"
 BINS = 60
 """Number of time intervals in the chart of a step."""
@@ -29,49 +27,7 @@ _SHORT_NAMES = {EXPOSED: "exposed", WAITING: "waiting", str(Cause.SERVING): "ser
 
 def page(scaling: Scaling) -> str:
     """Return the step on each number of ranks, its parts, and the gain of improving each constant, as text."""
-    recorded, job = scaling.recorded, scaling.job
-    samples = f", {scaling.original.samples:g} samples per rank" if scaling.original.samples else ""
-    step_text = f"{_interval(recorded.step, recorded.interval)} a step"
-    lines = wrap_lines(
-        f"{plain(recorded.name)}: {step_text}, recorded on {_count(recorded.ranks, 'rank')}{samples}", "  "
-    )
-    lines += wrap_lines(f"link   {plain(job.link.description)}", "       ")
-    lines += wrap_lines(f"job    {_job(scaling)}", "       ")
-    lines += [
-        "",
-        *column_lines(
-            ("ranks", "step", "from", "to", "samples/s", "efficiency", "bound by"), map(_row, scaling.points)
-        ),
-    ]
-    names = [part for part in PARTS if any(point.predicted.parts[part] for point in scaling.points)]
-    lines += ["", "a step of the average rank, in ms", *column_lines(
-        ("ranks", *(_SHORT_NAMES.get(name, name) for name in names), "hidden"),
-        ([short_number(point.ranks), *(_ms(point.predicted.parts[name]) for name in names), _ms(point.predicted.hidden)]
-         for point in scaling.points),
-    )]  # fmt: skip
-    if scaling.worth:
-        largest = scaling.points[-1]
-        headings = ("constant", "saves if halved", "per percent", "of the step")
-        step = largest.predicted.step or math.inf
-        rows = (
-            [gain.constant, seconds_text(gain.if_halved), seconds_text(gain.per_percent),
-             f"{100 * gain.if_halved / step:.1f} %"] for gain in scaling.worth
-        )  # fmt: skip
-        lines += ["", f"what to buy, on {_count(largest.ranks, 'rank')}", *column_lines(headings, rows, left=1)]
-    if scaling.change_predictions:
-        change_headings = ("what if", "step", "from", "to", "samples/s", "faster")
-        lines += [
-            "",
-            f"on {_count(scaling.points[-1].ranks, 'rank')}",
-            *column_lines(change_headings, map(_change_row, scaling.change_predictions), left=1),
-        ]
-    lines += [
-        "",
-        *labelled_lines("from", recorded.sources),
-        *labelled_lines("not known", recorded.unknown),
-        *labelled_lines("note", _notes(scaling)),
-    ]
-    return "\n".join(lines)
+    return terminal.page(section(scaling, has_charts=False))
 
 
 def as_json(scaling: Scaling) -> dict[str, Any]:
@@ -215,56 +171,9 @@ def _notes(scaling: Scaling) -> list[str]:
     return notes
 
 
-def _row(point: Point) -> list[str]:
-    return [short_number(point.ranks), *_step_cells(point), f"{100 * point.efficiency:.1f} %", point.predicted.bound_by]
-
-
-def _change_row(change: ChangePrediction) -> list[str]:
-    return [plain(change.name), *_step_cells(change.point), f"{100 * change.speedup:+.1f} %"]
-
-
-def _step_cells(point: Point) -> list[str]:
-    """Return the step, its interval and the samples per second as cells of a table."""
-    rate = "–" if point.samples_per_s is None else short_number(point.samples_per_s)
-    return [*map(seconds_text, (point.predicted.step, point.low, point.high)), rate]
-
-
-def column_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 0) -> list[str]:
-    """Return lines of right-aligned columns; the first `left` columns and "bound by" are left-aligned."""
-    cells = [list(headings), *map(list, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    left_columns = {column for column in range(len(headings)) if column < left or headings[column] == "bound by"}
-    return [
-        " " + "  ".join(
-            cell.ljust(width) if column in left_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]  # fmt: skip
-
-
-def labelled_lines(label: str, texts: Sequence[str]) -> list[str]:
-    """Return the wrapped lines of texts, each with `label` before it."""
-    lines = []
-    for text in texts:
-        lines += wrap_lines(f"{label}: {plain(text)}", "  ")
-    return lines
-
-
-def wrap_lines(text: str, indent: str) -> list[str]:
-    """Return the lines of a text; those after the first are indented."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
-
-
 def _interval(value: float, interval: tuple[float, float] | None) -> str:
     text = seconds_text(value)
     return text if interval is None else f"{text} [{seconds_text(interval[0])} … {seconds_text(interval[1])}]"
-
-
-def _ms(value: float) -> str:
-    if value >= 1e6:
-        return f"{1e3 * value:.3g}"
-    return f"{1e3 * value:,.2f}" if value < 10 else f"{1e3 * value:,.0f}"
 
 
 def _count(count: int, noun: str) -> str:
@@ -274,12 +183,66 @@ def _count(count: int, noun: str) -> str:
 # --- the section of a report -------------------------------------------------------------------------------------
 
 
-def section(scaling: Scaling) -> Section:
-    """Return the section of a run's report: scaling, parts of a step, and the predicted next to the recorded step."""
-    rank_counts = tuple(point.ranks for point in scaling.points)
+def section(scaling: Scaling, has_charts: bool = True) -> Section:
+    """Return the section of a run's report: scaling, parts of a step, and the predicted next to the recorded step.
+
+    Args:
+        scaling: the prediction.
+        has_charts: whether it has charts; those of a step are simulated, which takes as long as a prediction.
+    """
+    recorded, points = scaling.recorded, scaling.points
+    samples = f", {scaling.original.samples:g} samples per rank" if scaling.original.samples else ""
+    step_text = f"{_interval(recorded.step, recorded.interval)} a step"
+    count = _count(recorded.ranks, "rank")
+    names = [part for part in PARTS if any(point.predicted.parts[part] for point in points)]
+    on_largest = f"on {_count(points[-1].ranks, 'rank')}"
+    step_columns = ("step_ms", "from_ms", "to_ms", "samples/s")
     parts: list[sections.Part] = [
-        Text(plain(f"{_job(scaling)}. Link: {scaling.job.link.description}. " + " ".join(_notes(scaling))))
-    ]
+        Text(f"{recorded.name}: {step_text}, recorded on {count}{samples}"),
+        Text(f"link: {scaling.job.link.description}"),
+        Text(f"job: {_job(scaling)}"),
+        Table(
+            ("ranks", *step_columns, "efficiency_percent", "bound by"),
+            tuple((point.ranks, *_step_cells(point), 100 * point.efficiency, point.predicted.bound_by)
+                  for point in points),
+        ),
+        Table(
+            ("ranks", *(f"{_SHORT_NAMES.get(name, name)}_ms" for name in names), "hidden_ms"),
+            tuple((point.ranks, *(1e3 * point.predicted.parts[name] for name in names), 1e3 * point.predicted.hidden)
+                  for point in points),
+            "A step of the average rank",
+        ),
+        *(_charts(scaling, names) if has_charts else []),
+    ]  # fmt: skip
+    if scaling.worth:
+        step = points[-1].predicted.step or math.inf
+        rows = tuple(
+            (gain.constant, 1e3 * gain.if_halved, 1e3 * gain.per_percent, 100 * gain.if_halved / step)
+            for gain in scaling.worth
+        )
+        columns = ("constant", "saves if halved_ms", "per percent_ms", "of the step_percent")
+        parts.append(Table(columns, rows, f"What to buy, {on_largest}"))
+    if scaling.change_predictions:
+        changes = tuple(
+            (plain(change.name), *_step_cells(change.point), 100 * change.speedup)
+            for change in scaling.change_predictions
+        )
+        parts.append(Table(("what if", *step_columns, "faster_percent"), changes, f"What if, {on_largest}"))
+    labels = (("from", recorded.sources), ("not known", recorded.unknown), ("note", _notes(scaling)))
+    parts += [Text(f"{label}: {text}") for label, texts in labels for text in texts]
+    return Section("Prediction", tuple(Text(plain(part.text)) if isinstance(part, Text) else part for part in parts))
+
+
+def _step_cells(point: Point) -> tuple[float | None, ...]:
+    """Return the step and its interval in milliseconds, and the samples per second."""
+    seconds = (point.predicted.step, point.low, point.high)
+    return (*(None if value is None else 1e3 * value for value in seconds), point.samples_per_s)
+
+
+def _charts(scaling: Scaling, names: Sequence[str]) -> list[sections.Part]:
+    """Return charts of the rates and of the parts of a step over the ranks, and of the last step over its time."""
+    rank_counts = tuple(point.ranks for point in scaling.points)
+    charts: list[sections.Part] = []
     if scaling.recorded.samples:
         rates = tuple(point.samples_per_s for point in scaling.points)
         samples = scaling.recorded.samples * scaling.job.accumulate
@@ -296,29 +259,12 @@ def section(scaling: Scaling) -> Section:
         single_step = scaling.points[0].efficiency * scaling.points[0].predicted.step
         perfect_rates = tuple(samples * ranks / single_step if single_step else None for ranks in rank_counts)
         lines = (Series("predicted", rates, low, high), Series("perfect scaling", perfect_rates))
-        parts.append(Chart("lines", "Scaling", "samples/s", rank_counts, lines, over="ranks", log=("at", "values")))
-    names = [part for part in PARTS if any(point.predicted.parts[part] for point in scaling.points)]
+        charts.append(Chart("lines", "Scaling", "samples/s", rank_counts, lines, over="ranks", log=("at", "values")))
     stacked = tuple(
         Series(name, tuple(1e3 * point.predicted.parts[name] for point in scaling.points)) for name in names
     )
-    parts.append(
-        Chart("stacked", "Average step of a rank", "ms", tuple(_count(count, "rank") for count in rank_counts), stacked)
-    )
-    parts += _step_charts(scaling)
-    if scaling.worth:
-        rows = tuple((gain.constant, 1e3 * gain.if_halved, 1e3 * gain.per_percent) for gain in scaling.worth)
-        title = f"Gain from each constant on {_count(rank_counts[-1], 'rank')}"
-        parts.append(Table(("constant", "saves if halved_ms", "saves per percent_ms"), rows, title))
-    if scaling.change_predictions:
-        change_rows = tuple(
-            (plain(change.name), 1e3 * change.point.predicted.step, change.point.samples_per_s, 100 * change.speedup)
-            for change in scaling.change_predictions
-        )
-        title = f"What if, on {_count(rank_counts[-1], 'rank')}"
-        parts.append(Table(("change", "step_ms", "samples/s", "faster_percent"), change_rows, title))
-    if scaling.recorded.unknown:
-        parts.append(Table(("not known",), tuple((plain(text),) for text in scaling.recorded.unknown)))
-    return Section("Prediction", tuple(parts))
+    bars = tuple(_count(count, "rank") for count in rank_counts)
+    return [*charts, Chart("stacked", "Average step of a rank", "ms", bars, stacked), *_step_charts(scaling)]
 
 
 def save_section(scaling: Scaling, path: Path | str) -> Path | None:

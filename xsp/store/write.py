@@ -15,7 +15,7 @@ from xsp.run import Budget, Run
 from xsp.samples import sampler
 from xsp.samples.sampler import Sampler
 from xsp.schema import COLUMNS, Rule, Span
-from xsp.store import before, idlecost, loop, merge
+from xsp.store import before, iterations, loop, merge
 
 
 class Store:
@@ -97,7 +97,7 @@ class Store:
             )
             table.hold(self._con, ("spans",), table.MOST_HELD)
             merge.merge(self._con, run)
-            idle_ns = idlecost.total_ns(self._con, run)
+            idle_ns = iterations.idle_hooks_ns(self._con, run)
             table.write_parquet(self._con, "merged", self._run / rundir.MERGED_FILE)
             summary["spans"] = self._con.execute("SELECT count(*) FROM merged").fetchall()[0][0]
         if self._sampler is not None:

@@ -1,0 +1,147 @@
+"""A result document (`xsp.sections`) as text for a terminal of 80 columns: paragraphs are wrapped, columns aligned.
+
+The values of a column whose name ends in a unit (`_ms`, `_bytes`, `_percent`) are shown with the unit that fits, and
+its heading without it. Charts are left out: whatever they show is in a table of the same document.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from xsp.scrub import plain
+from xsp.sections import Branch, Cell, Part, Section, Table, Text, Tree
+from xsp.texts import MISSING, amount, cut, ns_text, short_number
+
+WIDTH = 79
+
+MOST_ROWS = 20
+"""Number of rows of a table that are shown; the others are in JSON and on the page."""
+
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+"""A space at which lines are not wrapped; it is shown as a space."""
+
+_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def page(section: Section, next_command: str = "") -> str:
+    """Return a document as text: its title, its parts with an empty line between them, and the next command."""
+    lines = wrapped(section.title)
+    follows_text = False
+    for part in section.parts:
+        block = _part(part)
+        is_text = isinstance(part, Text)
+        lines += [*([""] if block and not (is_text and follows_text) else []), *block]
+        follows_text = is_text if block else follows_text
+    return "\n".join([*lines, *(["", f"next: {next_command}"] if next_command else [])])
+
+
+def _part(part: Part) -> list[str]:
+    if isinstance(part, Text):
+        return wrapped(part.text)
+    if isinstance(part, Tree):
+        rows = [row for branch in part.branches for row in _rows(branch)]
+        part = Table(("", *part.columns), tuple(rows), part.title)
+    if not isinstance(part, Table):
+        return []
+    hidden = len(part.rows) - MOST_ROWS
+    more = [f"{hidden:,} more in --format json"] if hidden > 0 else []
+    return [*([plain(part.title)] if part.title else []), *table_lines(part), *more]
+
+
+def _rows(branch: Branch, level: int = 0) -> Iterable[tuple[Cell, ...]]:
+    yield (" " * 2 * level + branch.name, *branch.cells)
+    for child in branch.inside:
+        yield from _rows(child, level + 1)
+
+
+def table_lines(table: Table) -> list[str]:
+    """Return the headings and the first rows of a table as lines; a column without any value is left out."""
+    rows = table.rows[:MOST_ROWS]
+    shown = [place for place in range(len(table.columns)) if any(row[place] is not None for row in rows) or not rows]
+    units = [_unit(table.columns[place]) for place in shown]
+    is_text = [not any(isinstance(row[place], (int, float)) for row in rows) for place in shown]
+    headings = [table.columns[place].removesuffix(f"_{unit}") for place, unit in zip(shown, units, strict=True)]
+    cells = [[cell(row[place], unit) for place, unit in zip(shown, units, strict=True)] for row in rows]
+    left = [place for place, text in enumerate(is_text) if text]
+    return column_lines([heading.replace("_", " ") for heading in headings], cells, left)
+
+
+def _unit(column: str) -> str:
+    unit = column.rpartition("_")[2]
+    return unit if unit in _NS or unit in ("bytes", "percent") else ""
+
+
+def cell(value: Cell, unit: str = "") -> str:
+    """Return a value of a table as text, with its unit; a dash for None."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return plain(value)
+    if unit in _NS:
+        return ns_text(value * _NS[unit])
+    if unit == "bytes":
+        return amount(value, "B")
+    if unit == "percent":
+        return f"{value:,.{1 if abs(value) < 1000 else 0}f} %"
+    return f"{value:,}" if isinstance(value, int) else short_number(value)
+
+
+def column_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | Iterable[int] = (0,)) -> list[str]:
+    """Return lines of aligned columns, within `WIDTH` characters.
+
+    Args:
+        headings: the headings of the columns.
+        rows: the texts of the cells, by row.
+        left: the columns that are left-aligned, by place, or the number of the first ones. If a line would be too
+            long, the last of them is wrapped, if it is the last column, or the longest of them is cut.
+    """
+    cells = [list(headings), *map(list, rows)]
+    left_columns = set(range(left)) if isinstance(left, int) else set(left)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    last = len(widths) - 1
+    is_wrapped = excess > 0 and last in left_columns and widths[last] > 24
+    if is_wrapped:
+        widths[last] = max(20, widths[last] - excess)
+    elif excess > 0 and left_columns:
+        longest = max(left_columns, key=lambda column: widths[column])
+        widths[longest] = max(8, widths[longest] - excess)
+    lines = []
+    for row in cells:
+        texts = [
+            cut(text, width).ljust(width) if column in left_columns else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        if is_wrapped and len(row[last]) > widths[last]:
+            start = "".join(f"{text}  " for text in texts[:last])
+            parts = textwrap.wrap(row[last], widths[last], break_on_hyphens=False)
+            lines += [f"{start if not number else ' ' * len(start)}{part}" for number, part in enumerate(parts)]
+        else:
+            lines.append("  ".join(texts).rstrip())
+    if len(widths) > 2 and max(map(len, lines)) > WIDTH:  # in two parts, both with the first column
+        half = 1 + len(widths) // 2
+        ranges = (range(half), (0, *range(half, len(widths))))
+        first, second = (
+            column_lines(
+                [headings[column] for column in shown],
+                [[row[column] for column in shown] for row in cells[1:]],
+                [place for place, column in enumerate(shown) if column in left_columns],
+            )
+            for shown in ranges
+        )
+        return [*first, "", *second]
+    return lines
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """Return the lines of a text; those after the first are indented."""
+    lines = textwrap.wrap(plain(text), WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
+
+
+def labelled_lines(label: str, texts: Sequence[str]) -> list[str]:
+    """Return the wrapped lines of texts, each with `label` before it."""
+    return [line for text in texts for line in wrapped(f"{label}: {text}")]
