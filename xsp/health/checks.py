@@ -138,8 +138,8 @@ def _rungs(trace: Trace) -> list[Finding]:
             best = "B" if name == rung_name(Level.KERNEL) and not trace.run.machine.devices else "C"
             findings.append(Finding(Severity.WARNING, recording(name), text, best))
     if rung_name(Level.OP) in measured and trace.run.imported is None and not _has_shapes(trace):
-        text = "no recorded step has shapes, and advice needs them: run longer, or with a larger --budget"
-        findings.append(Finding(Severity.WARNING, "shapes", text, "B"))
+        text = "no recorded step has shapes, which some of it needs: run longer, or with a larger --budget"
+        findings.append(Finding(Severity.WARNING, "advice", text, "B"))
     few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
     if few:
         findings.append(Finding(Severity.NOTE, "repeats", f"few steps, so wide intervals, for {', '.join(few)}"))
@@ -155,8 +155,9 @@ def _rungs(trace: Trace) -> list[Finding]:
 
 
 def _has_shapes(trace: Trace) -> bool:
-    query = f"SELECT 1 FROM merged WHERE level = {int(Level.OP)} AND device IS NULL AND input_shapes IS NOT NULL LIMIT 1"
-    return bool(trace.con.execute(query).fetchall())
+    """Return whether calls inside the step have shapes, of layers or of operators."""
+    query = f"SELECT 1 FROM merged WHERE level >= {int(Level.LAYER)} AND device IS NULL AND input_shapes IS NOT NULL"
+    return bool(trace.con.execute(f"{query} LIMIT 1").fetchall())
 
 
 def _spread(trace: Trace) -> list[Finding]:
