@@ -155,9 +155,10 @@ def _rungs(trace: Trace) -> list[Finding]:
 
 
 def _has_shapes(trace: Trace) -> bool:
-    """Return whether calls inside the step have shapes, of layers or of operators."""
-    query = f"SELECT 1 FROM merged WHERE level >= {int(Level.LAYER)} AND device IS NULL AND input_shapes IS NOT NULL"
-    return bool(trace.con.execute(f"{query} LIMIT 1").fetchall())
+    """Return whether calls inside the outermost ones, whose inputs are always known, have shapes."""
+    inner = f"level >= {int(Level.LAYER)} AND depth IS DISTINCT FROM 0 AND device IS NULL"
+    query = f"SELECT 1 FROM merged WHERE {inner} AND input_shapes IS NOT NULL LIMIT 1"
+    return bool(trace.con.execute(query).fetchall())
 
 
 def _spread(trace: Trace) -> list[Finding]:
