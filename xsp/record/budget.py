@@ -50,6 +50,10 @@ END_NS = 850_000_000
 LEAST_FIRST_NS = 250_000_000
 """Least part of it for the first steps, also if the start was slow: a short program has no other steps."""
 
+LATER_KIND_NS = 100_000_000
+"""What all kinds together have beyond that which occur when the first one has used it up: their first steps, too, may be
+all that a short program has."""
+
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
 measured only at the end; see benchmarks/unrecorded_steps.py."""
@@ -245,7 +249,7 @@ class Budgeted(Schedule):
         if self._spent_before_ns is not None:
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
             self._spent_before_ns = None
-        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1 and self._is_paid(turn):
+        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1 and self._is_paid(turn, plan):
             self._spent_before_ns = account.spent_ns
             return False
         if account.bare_steps < FIRST_BARE:
@@ -284,12 +288,14 @@ class Budgeted(Schedule):
         return (
             plan.recorded_steps < self._unearned_steps
             and plan.planned_turns < MOST_MISSES * self._unearned_steps
-            and self._is_paid()
+            and self._is_paid(plan=plan)
         )
 
-    def _is_paid(self, turn: Turn | None = None) -> bool:
-        """Return whether the allowance has anything left for first steps, and pays for this one."""
+    def _is_paid(self, turn: Turn | None = None, plan: Plan | None = None) -> bool:
+        """Return whether the allowance has anything left for first steps, and pays for this one of a kind."""
         left_ns = max(LEAST_FIRST_NS, ALLOWANCE_NS - END_NS - self._account.start_ns) - self._unearned_ns
+        if plan is not None and self._is_behind(plan):
+            left_ns += LATER_KIND_NS
         if turn is None:
             return left_ns > 0
         is_untried = self._account.cost_ns(turn.rung) is None
