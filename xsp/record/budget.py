@@ -51,8 +51,8 @@ LEAST_FIRST_NS = 250_000_000
 """Least part of it for the first steps, also if the start was slow: a short program has no other steps."""
 
 LATER_KIND_NS = 100_000_000
-"""What all kinds together have beyond that which occur when the first one has used it up: their first steps, too, may be
-all that a short program has."""
+"""What all kinds together have beyond it that occur when the first one has used it up: the first steps of these kinds,
+too, may be all that a short program has."""
 
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
