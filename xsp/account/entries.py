@@ -44,7 +44,7 @@ STEP, USUAL, SLOW = "step", "usual iterations", "slow iterations"
 COMPILING, FIRST, OUTSIDE_STEPS = "compiling", "first iterations", "in no step"
 ANEW = "compiling anew"
 COMPILER = "torch's notes of what it compiled"
-"""Source of the time of compiling, if it is known to the compilation."""
+"""Source of the time of compiling where each compilation is known; else it is inferred from slow first iterations."""
 
 
 def of_model(phase: str, model: str) -> str:

@@ -20,6 +20,7 @@ from xsp.schema import INPUT_TENSORS, SCALARS, Kind, Level
 from xsp.stats import Interval
 from xsp.store.selftimes import BOOKKEEPING, NS
 from xsp.store.trace import Trace
+from xsp.store.views import has_shapes
 
 MOST_CALLS = 500_000
 """Maximum number of calls in a step for which a tree is built."""
@@ -159,10 +160,7 @@ def missing_shapes(context: AdviceContext) -> str | None:
     trace = context.trace
     if trace is None:
         return None
-    query = (
-        f"SELECT 1 FROM merged WHERE level = {int(Level.OP)} AND device IS NULL AND input_shapes IS NOT NULL LIMIT 1"
-    )
-    if context.cached("has_shapes", lambda: bool(trace.con.execute(query).fetchall())):
+    if context.cached("has_shapes", lambda: has_shapes(trace)):
         return None
     if trace.run.imported is not None:
         return "the trace has no shapes: record with record_shapes=True"

@@ -15,7 +15,7 @@ from xsp.levels import depth, recording, rung_name
 from xsp.run import MISSING, Steps
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
-from xsp.store.views import TOTAL_NS, kernels
+from xsp.store.views import TOTAL_NS, has_shapes, kernels
 from xsp.texts import share_text
 
 
@@ -137,7 +137,7 @@ def _rungs(trace: Trace) -> list[Finding]:
             # the kernels of a processor only name what its operators call
             best = "B" if name == rung_name(Level.KERNEL) and not trace.run.machine.devices else "C"
             findings.append(Finding(Severity.WARNING, recording(name), text, best))
-    if rung_name(Level.OP) in measured and trace.run.imported is None and not _has_shapes(trace):
+    if rung_name(Level.OP) in measured and trace.run.imported is None and not has_shapes(trace):
         text = "no recorded step has shapes, which some of it needs: run longer, or with a larger --budget"
         findings.append(Finding(Severity.WARNING, "advice", text, "B"))
     few = [f"{depth(rung.level)} ({rung.steps})" for rung in rungs if rung.steps < ENOUGH_STEPS]
@@ -152,13 +152,6 @@ def _rungs(trace: Trace) -> list[Finding]:
             text = "their overhead cannot be distinguished from the noise between steps"
             findings.append(Finding(Severity.NOTE, recording(rung.level), text))
     return findings
-
-
-def _has_shapes(trace: Trace) -> bool:
-    """Return whether calls inside the outermost ones, whose inputs are always known, have shapes."""
-    inner = f"level >= {int(Level.LAYER)} AND depth IS DISTINCT FROM 0 AND device IS NULL"
-    query = f"SELECT 1 FROM merged WHERE {inner} AND input_shapes IS NOT NULL LIMIT 1"
-    return bool(trace.con.execute(query).fetchall())
 
 
 def _spread(trace: Trace) -> list[Finding]:

@@ -215,8 +215,8 @@ class profile:
             find()
         try:
             self._claim_run()
-            if not may_refuse:  # imports torch while the storing process loads
-                find()
+            if not may_refuse:
+                self._find_while_loading(find)
             self._open_run()
         except UnwritableError as error:
             if self.settings.needs_run:
@@ -236,6 +236,14 @@ class profile:
         account = self._steps.account
         account.start_ns = account.launch_ns + clock.monotonic_ns() - began_ns - collecting.import_ns
         return self
+
+    def _find_while_loading(self, find: Callable[[], None]) -> None:
+        """Find the collectors, which imports torch, while the storing process loads."""
+        try:
+            find()
+        except BaseException:  # an interrupt: no process stays
+            self._writer.close(0.0)
+            raise
 
     def _claim_run(self) -> None:
         """Make the run directory, and start the process that stores, samples and delivers."""

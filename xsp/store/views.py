@@ -264,3 +264,11 @@ def kernels(trace: Trace) -> str:
         ctes = f"{_ON_HOST}, {_OPS_ON_HOST}, {_KERNELS}"
     trace.create_temp_table("attributed_kernels", f"WITH {ctes} SELECT * FROM kernels")
     return "kernels AS (SELECT * FROM attributed_kernels)"
+
+
+def has_shapes(trace: Trace) -> bool:
+    """Return whether any operator or inner layer of `merged` has the shapes of its inputs, as a describing step records
+    them; those of outermost calls are always recorded."""
+    is_inner = f"(level = {int(Level.OP)} OR level = {int(Level.LAYER)} AND depth IS DISTINCT FROM 0)"
+    query = f"SELECT 1 FROM merged WHERE {is_inner} AND device IS NULL AND input_shapes IS NOT NULL LIMIT 1"
+    return bool(trace.con.execute(query).fetchall())
