@@ -11,6 +11,7 @@ from __future__ import annotations
 import duckdb
 
 from xsp import table
+from xsp.device import callnames
 from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
@@ -231,8 +232,7 @@ _COMPLETE = f"""
                 ELSE {int(Level.APPLICATION)} END AS level,
            CASE WHEN device IS NOT NULL AND regexp_matches(e.name, '(?i)^mem(cpy|set)') THEN '{Kind.COPY}'
                 WHEN device IS NOT NULL THEN '{Kind.KERNEL}' WHEN e.args.step IS NOT NULL THEN '{Kind.STEP}'
-                WHEN e.args.correlation IS NOT NULL AND regexp_matches(e.name, '(?i)launch|mem(cpy|set)')
-                THEN '{Kind.LAUNCH}' WHEN e.args.correlation IS NOT NULL THEN '{Kind.CALL}'
+                WHEN e.args.correlation IS NOT NULL THEN {callnames.KIND}
                 ELSE '{Kind.USER}' END AS kind,
            e.args.correlation AS correlation_id, 'ok' AS status, 'chrome' AS collector, false AS replayed
     FROM events e JOIN chrome_threads p {_ON_THREAD} WHERE ph = 'X'
