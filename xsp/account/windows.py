@@ -150,23 +150,8 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
         if last is not None:
             begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
         block = (last.block + (not follows)) if last is not None else 0
-        found.append(
-            Window(
-                rank,
-                step,
-                begin_ns,
-                start_ns,
-                end_ns,
-                rung,
-                process,
-                thread,
-                block,
-                before_end_ns,
-                kind,
-                None,
-                is_whole,
-            )
-        )
+        window = Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns, kind)
+        found.append(window._replace(is_whole=is_whole))
     if len({window.kind for window in found}) > 1:
         return _until_done(trace, found)
     if found or (has_loop and _has_timed_steps(trace)):  # else the steps of other kinds would stand for this one

@@ -47,7 +47,8 @@ def _device_work(spans: str) -> str:
     SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.span_id, s.parent_id,
            coalesce(library_call.op_id, s.parent_id) AS op_id, s.layer_id, s.name, s.kind, s.start_ns,
            s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
-           coalesce(s.process, processes.process, callers.process, -1) AS on_process, coalesce(recordings.recording, 0) AS recording,
+           coalesce(s.process, processes.process, callers.process, -1) AS on_process,
+           coalesce(recordings.recording, 0) AS recording,
            names.class, names.tensor_cores, names.collective,
            CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
                 THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
