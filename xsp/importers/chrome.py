@@ -88,7 +88,8 @@ ARGS = f"""
         'op': substr({_argument("hlo_op")}, 1, 256), 'scope': substr({_argument("tf_op")}, 1, 1024),
         'module': substr(coalesce({_argument("hlo_module")}, {_argument("module_name")}), 1, 256),
         'flops': TRY_CAST({_argument("flops")} AS BIGINT), 'bytes': TRY_CAST({_argument("bytes_accessed")} AS BIGINT),
-        'replayed': coalesce({_argument("cuda_graph_id")}, {_argument("cuda_graph_exec_id")}) IS NOT NULL
+        'replayed': coalesce({_argument("cuda_graph_id")}, {_argument("cuda_graph_exec_id")}) IS NOT NULL,
+        'has_stream': lower(cat) = 'kernel' AND {_argument("stream")} IS NOT NULL
     }} END
 """
 
@@ -97,16 +98,15 @@ class _Events(traceevents.Events):
     args = ARGS
 
 
+_SHARED_CATEGORIES = ("runtime", "driver", "kernel", "memory", "overhead", "operator")
+"""Categories that other programs use too."""
+
+_OWN_CATEGORIES = {name for names in CATEGORIES.values() for name in names} - {*_SHARED_CATEGORIES}
+
 FROM_TORCH = f"""
-    SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (
-        {
-    ", ".join(
-        table.literal(name)
-        for names in CATEGORIES.values()
-        for name in names
-        if name not in ("runtime", "driver", "kernel", "memory", "overhead", "operator")
-    )
-})
+    SELECT 1 FROM events
+    WHERE ph = 'X' AND (lower(cat) IN ({", ".join(map(table.literal, sorted(_OWN_CATEGORIES)))})
+                        OR args.has_stream)
     LIMIT 1
 """
 """Whether PyTorch wrote the file; its first bytes do not always show it."""
