@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xsp.correlate.columns import WINDOW
-from xsp.schema import STEP_KIND, Kind, Level
+from xsp.schema import STEP_KIND, WINDOW, Kind, Level
 from xsp.store.before import IN_BOTH
 from xsp.store.devicework import Tables, launches, tables_of
 from xsp.store.trace import Trace
