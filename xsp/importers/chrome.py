@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp import table
-from xsp.device import callnames
+from xsp import callnames, table
 from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import duckdb
 
-from xsp import table
+from xsp import callnames, table
 from xsp.cost.inputs import NO_TENSOR
-from xsp.device import callnames
 from xsp.importers.contract import KERNEL_NAME, MAX_TIME_NS, RAW_COLUMNS
 from xsp.schema import Kind, Level
 

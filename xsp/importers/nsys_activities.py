@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp.device import callnames
+from xsp import callnames
 from xsp.importers.contract import MAX_TIME_NS, Losses
 from xsp.importers.nsys_tables import Export
 from xsp.schema import Kind, Level

@@ -16,8 +16,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import atomic, table
-from xsp.device import callnames
+from xsp import atomic, callnames, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges, rpd

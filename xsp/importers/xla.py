@@ -24,8 +24,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import table
-from xsp.device import callnames
+from xsp import callnames, table
 from xsp.errors import TraceError
 from xsp.frameworks import JAX, TENSORFLOW, TORCH_XLA
 from xsp.importers.contract import RAW_COLUMNS, Losses

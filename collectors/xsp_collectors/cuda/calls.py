@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from xsp.device.callnames import awaited_of, kind_of
+from xsp.callnames import awaited_of, kind_of
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 

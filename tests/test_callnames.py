@@ -5,7 +5,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from xsp.device import callnames
+from xsp import callnames
 from xsp.schema import Kind
 
 NAMES = {
