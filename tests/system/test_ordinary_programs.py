@@ -19,6 +19,8 @@ import pytest
 pytest.importorskip("torch")
 
 import xsp
+from xsp import account
+from xsp.account import entries as names
 from xsp.health import grade, health
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -194,6 +196,17 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch(every: str, wor
     assert merged <= max(waits) * 1.01 + 0.1, waits
     if workers == "0":
         assert merged > 20
+
+
+@pytest.mark.parametrize("options", ["", "--inference"])
+def test_modules_that_a_loader_calls_are_part_of_the_wait(options: str, tmp_path: Path) -> None:
+    found = profiled(f"data_bound.py --transform {options}", tmp_path)
+    assert [kind["steps"] for kind in found.kinds] == [found.said["calls"]]
+    host = account.of(found.trace).job.host
+    assert not [entry.name for entry in host.entries if "Transform" in entry.name]
+    lap = found.said["kinds"]["inference" if options else "training"]
+    assert host.ms(names.DATA) == pytest.approx(lap["data_ms"], rel=0.3)
+    assert found.trace.sql("SELECT count(*) FROM spans WHERE type = 'Transform'").fetchall() == [(0,)]
 
 
 def test_a_loop_that_waits_for_its_data_is_said_to(tmp_path: Path) -> None:
