@@ -505,6 +505,8 @@ def test_a_run_without_the_instruction_set_leaves_the_question_unanswered() -> N
         ("copy.deepcopy", "copy the state less often"),
         ("make_batch", "prepare the next batch in the background"),
         ("F.log_softmax", "make train.py:9 take less time"),
+        ("model, torch.randn, nms", "make train.py:9 take less time"),
+        ("f.seek, json.dump, f.flush", "write it less often"),
         ("metrics.items", "make train.py:9 take less time"),
         ("", "make train.py:9 take less time"),
     ],

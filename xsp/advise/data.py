@@ -227,15 +227,23 @@ _REMEDIES_OF_CALLS = (
         "prepare the next batch in the background (a DataLoader with workers) while this one is computed",
     ),
 )
-"""What to do about a line by the functions that it calls: the first pattern counts that one of their names matches."""
+"""What to do about a line by the functions that it calls, by patterns of their names; the first that fits counts."""
+
+_HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|format|join|items|values|keys|copy|time"
+"""Functions that say nothing about the purpose of a line."""
 
 
 def _remedy(line: _MainLine) -> str:
     """Return what can be done about a line of the program."""
     names = [name.rpartition(".")[2] for name in line.calls.lower().split(", ")]
-    for pattern, remedy in _REMEDIES_OF_CALLS:
-        if any(re.fullmatch(pattern, name) for name in names):
-            return f"{remedy}: {line.line}"
+    known = [
+        next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
+        for name in names
+        if not re.fullmatch(_HELPERS, name)
+    ]
+    places = [place for place in known if place is not None]
+    if places and len(places) == len(known):  # a line that also calls something else may take its time there
+        return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {line.line}"
     return (
         f"make {line.line} take less time, or do it less often or in another thread; if it prepares the batch, a "
         "DataLoader with workers does so in the background"
