@@ -274,9 +274,15 @@ def test_short_steps_that_are_found_at_signals_are_counted_though_they_pass_unse
     options: str, tmp_path: Path
 ) -> None:
     found = profiled(f"short_steps.py --iterations 4000 {options}", tmp_path)
-    assert sum(kind["steps"] for kind in found.kinds) == pytest.approx(4000, abs=100 if "--by-hand" in options else 0)
+    assert sum(kind["steps"] for kind in found.kinds) == pytest.approx(4000, abs=6 if "--by-hand" in options else 0)
     ((most,),) = found.trace.sql("SELECT max(steps) FROM loop WHERE steady").fetchall()
     assert most > 1
+
+
+def test_few_steps_without_an_optimizer_are_found(tmp_path: Path) -> None:
+    found = profiled("short_steps.py --iterations 24 --train --by-hand", tmp_path)
+    assert sum(kind["steps"] for kind in found.kinds) >= 18
+    assert any("trains without a torch optimizer" in note["text"] for note in found.trace.run.notes)
 
 
 @pytest.mark.slow
