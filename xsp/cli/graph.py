@@ -251,6 +251,7 @@ def _single_graph_options(args: argparse.Namespace) -> list[str]:
 
 def _show_shared_layers(args: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
+    from xsp import terminal
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
@@ -266,11 +267,11 @@ def _show_shared_layers(args: argparse.Namespace) -> int:
     with progress.progress_bar(quiet=False) as show:
         shared = sharing.read(Path(args.source), patterns, show)
     if args.html is not None:
-        html.write_sections(args.html, Path(args.source).resolve().name, corpustext.sections(shared))
+        html.write_sections(args.html, Path(args.source).resolve().name, [corpustext.section(shared)])
     if args.format == "json":
         progress.write(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
     else:
-        progress.echo(corpustext.page(shared))
+        progress.echo(terminal.page(corpustext.section(shared)))
     return 0
 
 
