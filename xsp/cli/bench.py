@@ -218,7 +218,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
 
 def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
     """Time transfers or collectives, or show their existing timings."""
-    from xsp import sections
+    from xsp import sections, terminal
     from xsp.bench import curvetext, links, text
     from xsp.bench.timings import Timings
 
@@ -256,7 +256,9 @@ def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
         ranks = _numbers("--ranks", args.ranks or "2,3,4")
         lacks = [sentence for count in thread_counts for sentence in measured.missing(curves, ranks, count)]
     hint = ["run it again with a longer --budget, or fewer --ranks"] if lacks else []
-    page = "\n".join([curvetext.page(*summary), *text.problems(timings), *lacks, *hint])
+    page = "\n".join(
+        [terminal.page(curvetext.document(*summary), most_rows=1000), *text.problems(timings), *lacks, *hint]
+    )
     _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refusals), "predict_lacks": lacks})
     return 0
 
