@@ -1,8 +1,8 @@
 """A result document (`xsp.sections`) as text for a terminal of 80 columns: paragraphs are wrapped, columns aligned.
 
 The values of a column whose name ends in a unit (`_ms`, `_bytes`, `_percent`) are shown with the unit that fits, and
-its heading without it. A chart of lines with many positions is drawn as rows of blocks, a small grid is a table; other
-charts are left out: whatever they show is in a table of the same document.
+its heading without it. Bars of one series and lines with many positions are drawn with blocks, a small grid is a
+table; other charts are left out: whatever they show is in a table of the same document.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MOST_POSITIONS = 10
 """Most positions of a grid that is shown, and of lines that are not drawn: a table shows those."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+BAR_WIDTH = 22
 
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 """A space at which lines are not wrapped; it is shown as a space."""
@@ -52,6 +53,8 @@ def _part(part: Part, most_rows: int) -> list[str]:
     elif isinstance(part, Chart):
         if part.kind == "lines" and len(part.at) > MOST_POSITIONS:
             return _drawn_lines(part)
+        if part.kind == "bars" and len(part.series) == 1:
+            return _drawn_bars(part)
         if part.kind != "grid" or not 0 < len(part.at) <= MOST_POSITIONS:
             return []
         rows = [(f"{place} {row.name}", *row.values) for place, row in enumerate(part.series, 1)]
@@ -59,6 +62,24 @@ def _part(part: Part, most_rows: int) -> list[str]:
     hidden = len(part.rows) - most_rows
     more = [f"{hidden:,} more in --format json"] if hidden > 0 else []
     return [*([plain(part.title)] if part.title else []), *table_lines(part, most_rows), *more]
+
+
+def _drawn_bars(chart: Chart) -> list[str]:
+    """Return a row for each value: its interval, and a bar up to the largest, with a thin line over the interval."""
+    (series,) = chart.series
+    ends: Sequence[tuple[float | None, float | None]] = list(zip(series.low, series.high, strict=True))
+    ends = ends or [(None, None)] * len(series.values)
+    largest = max((value for value in (*series.values, *series.high) if value is not None), default=0.0) or 1.0
+    rows = []
+    for label, value, (low, high) in zip(chart.at, series.values, ends, strict=True):
+        interval, bar = "", "█" * round(BAR_WIDTH * (value or 0.0) / largest)
+        if value is not None and low is not None and high is not None and low < high:
+            interval = f"{cell(low, chart.unit)} … {cell(high, chart.unit)}"
+            first, last = (round(BAR_WIDTH * end / largest) for end in (low, high))
+            bar = bar[:first].ljust(last, "─")
+        rows.append((cell(label), cell(value, chart.unit), interval, bar))
+    heading = cut(chart.title, 30)
+    return column_lines((heading, series.name, "95 % interval" if series.low else "", ""), rows, (0, 3))
 
 
 def _drawn_lines(chart: Chart) -> list[str]:
