@@ -158,9 +158,10 @@ def run(args: argparse.Namespace) -> int:
 
         progress.write(json.dumps(as_json(graph), indent=2) + "\n")
     else:
-        from xsp.graph import text
+        from xsp import terminal
+        from xsp.graph import section
 
-        progress.echo(text.page(graph, args.depth))
+        progress.echo(terminal.page(section.section(graph, args.depth), most_rows=section.MOST_MODULES))
     return 0
 
 
@@ -190,6 +191,7 @@ def _graph(args: argparse.Namespace, source: str, compared_source: str | None = 
 
 def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
+    from xsp import terminal
     from xsp.graph import rewrite
 
     result = rewrite.of(graph)
@@ -198,19 +200,20 @@ def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     if args.format == "json":
         progress.write(json.dumps(rewrite.as_json(result), indent=2) + "\n")
     else:
-        progress.echo(rewrite.page(result))
+        progress.echo(terminal.page(rewrite.section(result)))
     return 0
 
 
 def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
     """Show the differences between a graph and that of another source."""
+    from xsp import terminal
     from xsp.graph import difference
 
     result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
     if args.format == "json":
         progress.write(json.dumps(result.as_json(), indent=2) + "\n")
     else:
-        progress.echo(difference.page(result))
+        progress.echo(terminal.page(difference.section(result)))
     return 0
 
 
