@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from xsp.scrub import plain
 from xsp.sections import Branch, Cell, Chart, Part, Section, Table, Text, Tree
-from xsp.texts import MISSING, amount, cut, ns_text, short_number
+from xsp.texts import MISSING, amount, cut, ns_text, number
 
 WIDTH = 79
 
@@ -125,21 +126,23 @@ def _unit(column: str) -> str:
     return unit if unit in _NS or unit in ("bytes", "percent") else ""
 
 
-def cell(value: Cell, unit: str = "") -> str:
-    """Return a value of a table as text, with its unit; a dash for None."""
+def cell(value: Any, unit: str = "") -> str:
+    """Return a value of a table as text, with its unit; a dash for None, names without control characters."""
     if value is None:
         return MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, str):
-        return plain(value)
+    if not isinstance(value, (int, float)):
+        return plain(str(value))
     if unit in _NS:
         return ns_text(value * _NS[unit])
     if unit == "bytes":
         return amount(value, "B")
     if unit == "percent":
         return f"{value:,.{1 if abs(value) < 1000 else 0}f} %"
-    return f"{value:,}" if isinstance(value, int) else short_number(value)
+    if isinstance(value, float):
+        return number(value)
+    return f"{value:,}" if abs(value) >= 10_000 else str(value)
 
 
 def column_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int | Iterable[int] = (0,)) -> list[str]:
