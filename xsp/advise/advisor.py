@@ -11,7 +11,6 @@ from xsp import account, frameworks
 from xsp.advise import calls, combinedgain, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
 from xsp.advise.combinedgain import CombinedGain
-from xsp.advise.registry import Question
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -72,7 +71,9 @@ def of(
     context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings, max_needs)
     advice: list[Advice] = []
     answered, unanswered = [], {}
-    for question in _select_questions(only, max_needs):
+    if only:
+        check_names(only)
+    for question in [question for name, question in registry.questions(max_needs).items() if not only or name in only]:
         try:
             pieces = [replace(piece, number=question.number) for piece in question(context)]
             if question.shapes and not pieces and (missing := calls.missing_shapes(context)) is not None:
@@ -172,7 +173,9 @@ def context_of(
         return AdviceContext(load(subject), subject, options, registry.PROVIDERS)
     except XspError as error:
         context = AdviceContext(None, subject, options, registry.PROVIDERS)
-        if "graph" not in registry.PROVIDERS or (_exists(subject) and not _is_model_file(subject)):
+        if "graph" not in registry.PROVIDERS or (
+            _exists(subject) and not subject.endswith((".onnx", ".pt2", ".json", ".py"))
+        ):
             raise
         try:
             context.part("graph")
@@ -187,11 +190,6 @@ def _exists(source: str) -> bool:
     return Path(source).expanduser().exists()
 
 
-def _is_model_file(source: str) -> bool:
-    """Return whether a file may contain a model or a graph, judged by its suffix."""
-    return source.endswith((".onnx", ".pt2", ".json", ".py"))
-
-
 def check_names(only: Sequence[str]) -> None:
     """Refuse names of questions that do not exist.
 
@@ -203,12 +201,6 @@ def check_names(only: Sequence[str]) -> None:
         if name not in questions:
             hint = nearest(name, questions) or f"; there are {', '.join(questions)}"
             raise UsageError(f"there is no question {name!r}{hint}")
-
-
-def _select_questions(only: Sequence[str], max_needs: Needs) -> list[Question]:
-    if only:
-        check_names(only)
-    return [question for name, question in registry.questions(max_needs).items() if not only or name in only]
 
 
 def _one_per_trial(pieces: Sequence[Advice]) -> list[Advice]:

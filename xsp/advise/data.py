@@ -135,7 +135,9 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
             "(pin_memory=True, non_blocking=True), and so do metrics that are read; " + do
         )
-    if _has_handwritten_update(context):
+    # whether a step has a backward pass, but no step of a `torch.optim` optimizer
+    kinds = {kind for (kind,) in context.required_trace.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
+    if Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds:
         text += "; no torch optimizer was called, so the update is part of it"
         do = (
             "torch.optim with fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
@@ -181,9 +183,3 @@ def _lines(context: AdviceContext, between_ms: float) -> Iterator[str]:
         if (row["ms"] or 0.0) >= MIN_LINE_SHARE * between_ms:
             place = ", ".join(filter(None, (row["line"], row["calls"])))
             yield f"{row['ms']:.3g} of {between_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
-
-
-def _has_handwritten_update(context: AdviceContext) -> bool:
-    """Return whether a step has a backward pass, but no step of a `torch.optim` optimizer."""
-    kinds = {kind for (kind,) in context.required_trace.con.execute("SELECT DISTINCT kind FROM merged").fetchall()}
-    return Kind.BACKWARD in kinds and Kind.OPTIMIZER not in kinds

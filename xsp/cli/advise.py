@@ -131,19 +131,15 @@ def run(args: argparse.Namespace) -> int:
         progress.write(_as_json(args, result))
         return 0
     if args.format != "json":
-        _print(args, context, result, records.history(this_machine).line)
+        # print the first screen and then all advice; for a model, or with questions that were chosen, only the advice
+        from xsp.advise import text
+        from xsp.report import firstscreen
+
+        if context.trace is not None and not args.only:
+            screen = firstscreen.first_screen(context.trace, args.source, ())
+            progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
+        progress.echo(text.page(result, args.limit, records.history(this_machine).line, bool(args.only)), flush=True)
     return 0 if plan is None else _try(args, result, plan)
-
-
-def _print(args: argparse.Namespace, context: AdviceContext, result: AdviceReport, history: str | None) -> None:
-    """Print the first screen and then all advice; for a model, or with questions that were chosen, only the advice."""
-    from xsp.advise import text
-    from xsp.report import firstscreen
-
-    if context.trace is not None and not args.only:
-        screen = firstscreen.first_screen(context.trace, args.source, ())
-        progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
-    progress.echo(text.page(result, args.limit, history, bool(args.only)), flush=True)
 
 
 def _check_trials(args: argparse.Namespace) -> None:
