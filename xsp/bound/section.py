@@ -11,7 +11,7 @@ from xsp import sections
 from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, difference_name
 from xsp.graph import section as graphs
 from xsp.graph.node import KnownBy
-from xsp.graph.text import phase, shapes
+from xsp.graph.section import phase, shapes
 from xsp.scrub import plain
 from xsp.sections import Branch, Cell, Chart, Part, Section, Series, Table, Text, Tree
 from xsp.texts import at_least, milliseconds, ns_text

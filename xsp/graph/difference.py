@@ -9,7 +9,7 @@ from typing import Any
 
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Node
-from xsp.graph.text import shapes
+from xsp.graph.section import shapes
 from xsp.sections import Part, Section, Table, Text
 from xsp.texts import amount, at_least
 

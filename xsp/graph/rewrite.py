@@ -28,7 +28,7 @@ from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
-from xsp.graph.text import total_text
+from xsp.graph.section import total_text
 from xsp.graph.work import Total
 from xsp.sections import Part, Section, Table, Text
 
