@@ -28,7 +28,7 @@ LAYERS = [
     }
     | {"texts", "version"},
     {"fields"},
-    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
+    {"cached", "callnames", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
@@ -54,7 +54,18 @@ TABLE_OF_CONTENTS = "__init__"
 COMMAND = "__main__"
 """`python -m xsp` calls the command line, and nobody imports it."""
 
-FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "scrub", "subjects", "testing"}
+FOR_COLLECTORS = {
+    "callnames",
+    "clock",
+    "collector",
+    "cost",
+    "errors",
+    "plugins",
+    "schema",
+    "scrub",
+    "subjects",
+    "testing",
+}
 """What of xsp may enter the measured process with a collector."""
 
 MOST_LINES = 800
