@@ -77,7 +77,8 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         file.write(",\n".join(_metadata(trace, layout.tracks, track_ids)))
         more_queries = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
         for query, parameters in [*_slices(trace.con, base), *more_queries]:
-            while batch := trace.con.execute(query, parameters).fetchmany(_FETCH):
+            rows = trace.con.execute(query, parameters)
+            while batch := rows.fetchmany(_FETCH):
                 file.write("".join([f",\n{line}" for (line,) in batch]))
         file.write("\n]}\n")
     return layout.result()
