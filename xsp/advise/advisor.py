@@ -264,7 +264,7 @@ LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class Part:
+class AddedGain:
     """A piece at its place in the plan."""
 
     piece: Advice
@@ -276,7 +276,7 @@ class Part:
 class CombinedGain:
     """Pieces in the order in which they are worth doing, and their combined gain."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[AddedGain, ...]
     unknown_count: int
     """Number of pieces that are left out because they do not report which calls they change."""
 
@@ -290,7 +290,7 @@ def combined_gain(advice: Sequence[Advice]) -> CombinedGain | None:
     """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
     candidates = [piece for piece in advice if piece.by_call]
     selected: list[Advice] = []
-    parts: list[Part] = []
+    parts: list[AddedGain] = []
     remaining = list(candidates)
     total = 0.0
     while remaining:
@@ -300,7 +300,7 @@ def combined_gain(advice: Sequence[Advice]) -> CombinedGain | None:
         if gain > LEAST_SHARE * best.gain.value:
             selected.append(best)
             total += gain
-            parts.append(Part(best, gain))
+            parts.append(AddedGain(best, gain))
     return CombinedGain(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None
 
 

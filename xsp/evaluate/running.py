@@ -474,7 +474,7 @@ def _measure_parts(
 
 def _drive_with_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
     """Return the requests that MLPerf's LoadGen issued."""
-    return loadgen.drive(
+    return loadgen.drive_loadgen(
         scenario.kind, serve, scenario.requests, scenario.rate, streams=scenario.streams, seed=scenario.seed,
         latency_ns=round(1e6 * scenario.latency_ms) if scenario.latency_ms else None, share=scenario.percentile / 100,
     ).requests  # fmt: skip
