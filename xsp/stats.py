@@ -186,7 +186,10 @@ def interval(values: Sequence[float]) -> Interval | None:
         return None
     ordered = sorted(values)
     if len(ordered) >= MIN_NORMAL_VALUES:
-        return _normal_interval(ordered)
+        n, inner = len(ordered), kept_indices(len(ordered))
+        error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
+        middle, width = trimmed_mean(ordered), NORMAL * error
+        return Interval(middle - width, middle, middle + width)
     weighted = _resampling(len(ordered)) * [[value] for value in ordered]
     draws = weighted.sum(axis=0).tolist()  # row by row: bit-identical to a sum in Python
     return _of_resamples(trimmed_mean(ordered), draws)
@@ -364,13 +367,6 @@ def _batches(parts: Sequence[tuple[float, int]], total: int) -> list[tuple[float
     weights = [sum(weight for _, weight in batch) for batch in batches.values()]
     sums = [math.fsum(value * weight for value, weight in batch) for batch in batches.values()]
     return [(sum_ / weight, weight) for sum_, weight in zip(sums, weights, strict=True)]
-
-
-def _normal_interval(ordered: Sequence[float]) -> Interval:
-    n, inner = len(ordered), kept_indices(len(ordered))
-    error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
-    middle, width = trimmed_mean(ordered), NORMAL * error
-    return Interval(middle - width, middle, middle + width)
 
 
 def _winsorised_variance(ordered: Sequence[float], inner: range) -> float:

@@ -208,7 +208,16 @@ def _cycle(
             collector.stop()
             end = now()
             step_spans = list(collector.spans())
-            _check_spans(collector, step_spans, begin - 1_000, end + 1_000)
+            assert step_spans, "the work made no spans"
+            kinds = {kind.value for kind in Kind}
+            for span in step_spans:
+                assert (begin - 1_000) <= span.start_ns <= span.end_ns <= (end + 1_000), f"outside its step: {span}"
+                assert span.level in collector.levels, f"not of its levels: {span}"
+                assert span.kind in kinds, f"of no kind: {span}"
+                assert span.collector == collector.name or span.kind == Kind.ALLOC, (
+                    f"without its collector's name: {span}"
+                )
+                assert span.name, f"without a name: {span}"
             assert not list(collector.spans()), "spans() does not forget what it returned"
             first_spans, begin = first_spans or step_spans, end
             if not between_steps:
@@ -219,17 +228,6 @@ def _cycle(
     work()
     assert not list(collector.spans()), "spans of what ran after close"
     return first_spans
-
-
-def _check_spans(collector: Collector, step_spans: list[Span], start: int, end: int) -> None:
-    assert step_spans, "the work made no spans"
-    kinds = {kind.value for kind in Kind}
-    for span in step_spans:
-        assert start <= span.start_ns <= span.end_ns <= end, f"outside its step: {span}"
-        assert span.level in collector.levels, f"not of its levels: {span}"
-        assert span.kind in kinds, f"of no kind: {span}"
-        assert span.collector == collector.name or span.kind == Kind.ALLOC, f"without its collector's name: {span}"
-        assert span.name, f"without a name: {span}"
 
 
 def process_state() -> dict[str, object]:

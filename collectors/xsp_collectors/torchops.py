@@ -7,6 +7,7 @@ with the same inputs. So timed steps record times, and the describing step recor
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +29,9 @@ from xsp.collector import DeviceCollector, Kernels, Probe
 from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
 from xsp.schema import Kind, Level, Span
-from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse, opinputs
+from xsp_collectors import collectives, compiledlayers, kinetouse, opinputs
 from xsp_collectors.cuda import devices
 from xsp_collectors.provenance import CompiledGraphs
-from xsp_collectors.torchlog import SuppressedWarnings
 
 
 class TorchOps(DeviceCollector):
@@ -393,7 +394,7 @@ def _device(event: Any, threads: _Threads, collector: str) -> Span:
         stream=event.device_resource_id(),
         correlation_id=event.correlation_id() or None,
         collector=collector,
-        attributes=kinetolaunches.attributes(event),
+        attributes=attributes(event),
     )
 
 
@@ -408,3 +409,75 @@ _MAKERS: dict[str, Callable[[Any, _Threads, str], Span | None]] = {
     "gpu_memcpy": _device,
     "gpu_memset": _device,
 }
+
+
+# --- launches from Kineto ---------------------------------------------------------------------------------------------
+# Kineto's details of launches and copies, besides name and times.
+#
+# Kineto gives them as a JSON object without its braces: `"device": 0, …, "grid": [8, 1, 1], …`. Older versions of
+# torch write them to the exported file, but do not expose them in the process.
+
+_NAMES = {
+    "grid": "grid",
+    "block": "block",
+    "registers per thread": "registers",
+    "shared memory": "shared_bytes",
+    "context": "context",
+    "bytes": "bytes",
+}
+"""Kineto's names, and the names in the column `attributes`."""
+
+
+def attributes(event: Any) -> str | None:
+    """Return the attributes of device work in the form of the importer of Kineto's files; None without details."""
+    read_metadata = getattr(event, "metadata_json", None)
+    details = _parse(read_metadata()) if read_metadata is not None else {}
+    fields = {name: details[key] for key, name in _NAMES.items() if key in details}
+    if details.get("graph node id"):
+        fields |= {"graph": True, "graph_node": details["graph node id"]}
+    return json.dumps(fields) if fields else None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        details = json.loads("{" + text + "}")
+    except ValueError:
+        return {}
+    return details if isinstance(details, dict) else {}
+
+
+# --- torch's log ------------------------------------------------------------------------------------------------------
+# The log level of torch's C++ code, which has no Python interface.
+#
+# While memory is recorded, torch warns on the program's stderr of every block that is older than the recording.
+# These warnings are useless; so warnings, but not errors, are suppressed while a step is described.
+
+_ERROR = 2
+
+
+class SuppressedWarnings:
+    """A raised log level between `begin` and `end`; does nothing if this torch does not expose the level."""
+
+    def __init__(self) -> None:
+        self._level = _find()
+        self._previous: int | None = None
+
+    def begin(self) -> None:
+        """Suppress log messages below errors."""
+        if self._level is not None:
+            self._previous = self._level.value
+            self._level.value = max(self._previous, _ERROR)
+
+    def end(self) -> None:
+        """Restore the previous level."""
+        if self._level is not None and self._previous is not None:
+            self._level.value, self._previous = self._previous, None
+
+
+def _find() -> ctypes.c_int | None:
+    for library in sorted((Path(torch.__file__).parent / "lib").glob("*c10.*")):
+        try:
+            return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
+        except (OSError, ValueError):
+            continue
+    return None

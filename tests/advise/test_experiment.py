@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from xsp.advise import Advice, Interval, experiment, records, rerun, trialtext
+from xsp.advise import Advice, Interval, experiment, records, rerun, text
 from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, TrialResult
 from xsp.cli import advise, main
 from xsp.comparison import turns
@@ -221,7 +221,7 @@ def test_history_counts_what_was_measured_on_this_machine(folder: Path) -> None:
         "4 pieces of advice were tried on this machine, 3 made the step faster; median error 50 % of the prediction "
         "over 3"
     )
-    assert all(len(line) < 80 for line in trialtext.history(result).splitlines())
+    assert all(len(line) < 80 for line in text.history_text(result).splitlines())
 
 
 def test_history_is_available_as_json(
@@ -237,11 +237,11 @@ def test_history_is_available_as_json(
 
 def test_rows_of_trials_fit_a_terminal_and_name_the_effect_on_results() -> None:
     rows = [
-        trialtext.head(),
-        trialtext.lines(tried_result(2.5)),
-        trialtext.lines(replace(tried_result(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
-        trialtext.lines(tried_result(-3.0)),
-        trialtext.lines(TrialResult(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
+        text.trial_head(),
+        text.trial_lines(tried_result(2.5)),
+        text.trial_lines(replace(tried_result(0.5, at_most=True), results="the same results", applied=("x" * 90,))),
+        text.trial_lines(tried_result(-3.0)),
+        text.trial_lines(TrialResult(piece("sdpa"), NOT_APPLICABLE, "its attention has no switch")),
     ]
     assert all(len(line) < 80 for row in rows for line in row.splitlines())
     assert "2.5 [1.5 … 3.5] ms 25 %" in rows[1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xsp.advise import Advice, Interval
-from xsp.advise.advisor import _one_per_trial
-from xsp.advise.combinedgain import plan
+from xsp.advise.advisor import _one_per_trial, combined_gain
 
 
 def piece(what: str, once_ms: float = 0.0, trial: str | None = None, at_most: bool = False, **calls: float) -> Advice:
@@ -17,7 +16,7 @@ def piece(what: str, once_ms: float = 0.0, trial: str | None = None, at_most: bo
 
 
 def plan_of(*pieces: Advice) -> list[tuple[str, float]]:
-    combined = plan(pieces)
+    combined = combined_gain(pieces)
     return [] if combined is None else [(part.piece.what, pytest.approx(part.added_ms)) for part in combined.parts]
 
 
@@ -38,8 +37,8 @@ def test_slower_calls_and_the_cost_of_a_change_are_subtracted() -> None:
 
 
 def test_one_piece_alone_and_pieces_without_calls_make_no_plan() -> None:
-    assert plan([piece("a", c1=4.0), piece("b")]) is None
-    combined = plan([piece("a", c1=4.0), piece("b"), piece("c", c2=1.0)])
+    assert combined_gain([piece("a", c1=4.0), piece("b")]) is None
+    combined = combined_gain([piece("a", c1=4.0), piece("b"), piece("c", c2=1.0)])
     assert combined is not None
     assert (combined.unknown_count, combined.ms) == (1, 5.0)
 

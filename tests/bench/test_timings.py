@@ -12,6 +12,7 @@ import duckdb
 import pytest
 from madegraphs import graph_of
 
+from xsp import terminal
 from xsp.bench import text
 from xsp.bench.environment import Environment
 from xsp.bench.spec import CacheState, Spec, Status, Timing, slowdown_text, spec_of, untimed
@@ -67,7 +68,7 @@ def test_the_page_of_timings_says_that_they_are_the_processors(tmp_path: Path) -
     there = Environment({**HERE.properties, "devices": [{"name": "NVIDIA H200"}]})
     for environment, count in ((HERE, 0), (there, 1)):
         timings = Timings.open(tmp_path, environment)
-        page = " ".join(text.fill_page("net", pairs, timings, [], 1.0).split())
+        page = " ".join(terminal.page(text.fill_document("net", pairs, timings, [], 1.0)).split())
         assert page.count("timed on the processor (one, 2 cores), not on NVIDIA H200") == count
         assert bool(text.fill_as_json("net", pairs, timings, [], 1.0)["processor_note"]) == bool(count)
 

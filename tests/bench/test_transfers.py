@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xsp import sections
+from xsp import sections, terminal
 from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
@@ -196,7 +196,7 @@ def test_a_few_sizes_of_each_family_come_before_all_sizes_of_any() -> None:
 
 def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timings, list[Curve]]) -> None:
     timings, found = filled
-    text = curvetext.page(COLLECTIVES, timings, found, 1.0, 3, 5)
+    text = terminal.page(curvetext.document(COLLECTIVES, timings, found, 1.0, 3, 5))
     assert max(map(len, text.splitlines())) < 80
     assert "loopback is not a network" in " ".join(text.split())
     assert "read-direct ext4: failed, not here" in text
@@ -232,7 +232,7 @@ def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Cur
     assert [(each.threads, each.factor) for each in transfers.slowdowns(found)] == [
         (1, pytest.approx(2)), (2, pytest.approx(6)),
     ]  # fmt: skip
-    text = curvetext.page(COLLECTIVES, timings, found, None, 0, 0)
+    text = terminal.page(curvetext.document(COLLECTIVES, timings, found, None, 0, 0))
     assert "2 ranks of 2 threads at once: products take 6.00 times" in text
     assert "ranks × N: N threads per rank" in text
     assert max(map(len, text.splitlines())) < 80

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
+from xsp import terminal  # noqa: E402
 from xsp.bench.environment import Environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.bound import phases, phasestext  # noqa: E402
@@ -156,8 +157,9 @@ def test_an_update_of_no_layer_that_is_unknown_is_not_zero() -> None:
 
 def test_nobody_is_told_to_time_what_cannot_be_timed_here() -> None:
     found = phases.Training("n", Rung.IN_PLACE, (), {}, (), 3, can_time=False)
-    assert "3 calls have no figure" in phasestext.page(found, "runs/gpu")
-    assert "--fill" not in phasestext.page(found, "runs/gpu")
+    text = terminal.page(phasestext.section(found, "runs/gpu"))
+    assert "3 calls have no figure" in text
+    assert "--fill" not in text
 
 
 def test_the_command_prints_tables_within_80_columns_and_json(known, capsys, tmp_path) -> None:

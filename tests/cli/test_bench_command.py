@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from xsp import terminal
 from xsp.bench import repeatability, text
 from xsp.bench.environment import current_environment
 from xsp.bench.spec import Status
@@ -69,7 +70,7 @@ def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
 
 def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = bench(capsys, copy / "t", f"{copy}/net.py:net", "--threads", "1")
-    assert "100.0%  of the expected time" in shown
+    assert "100.0% of the expected time" in shown
     assert "conv2d 1x3x16x16 8x3x3x3" in shown
     assert "per module call" in shown
     assert max(map(len, shown.splitlines()[3:])) <= 80
@@ -136,7 +137,7 @@ def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
     monkeypatch.setattr("xsp.bench.plan.Turns", None)
     shown = bench(capsys, tmp_path / "t", relu_of_onnx(tmp_path), "--threads", "1", "--runtime", "torch")
     assert "onnx::Relu: is an ONNX node" in shown
-    assert "coverage        0.0%" in shown
+    assert "Coverage: 0.0%" in shown
     assert "missing" not in shown
     monkeypatch.setattr("xsp.bench.plan.has_onnx_runtime", lambda: False)
     assert "pip install 'xsp[onnxruntime]'" in refused(capsys, relu_of_onnx(tmp_path), "--timings", f"{tmp_path}/t")
@@ -211,7 +212,7 @@ def test_holes_are_shown_with_their_reasons_and_as_null(copy: Path) -> None:
     pairs = bench.specs(graph.of(f"{copy}/net.py:net"), threads=1)
     spec = pairs[0][0]
     timings.add([dataclasses.replace(untimed(spec, Status.FAILED, "no \x1b[31mway"), taken_ns=2**62)])
-    shown = text.fill_page("net", pairs, timings, [], 1.0)
+    shown = terminal.page(text.fill_document("net", pairs, timings, [], 1.0))
     assert "failed 1×  conv2d: no " in shown
     assert "\x1b" not in shown
     assert text.fill_as_json("net", pairs, timings, [], 1.0)["timings"][0]["trimmed_ns"] is None
@@ -223,5 +224,5 @@ def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
     found = repeatability.Check(pairs, [])
     assert found.median == pytest.approx(0.5)
     assert found.ninetieth == pytest.approx(0.5)
-    assert "+50.0%" in text.check_page(found)
+    assert "50.0 %" in terminal.page(text.check_document(found))
     assert repeatability.Check([], kept).median is None

@@ -27,8 +27,7 @@ from xsp.schema import Level, Span
 from xsp.testing import spans, tree
 from xsp_collectors.cuda import calls
 from xsp_collectors.cuda.activities import Activity, ApiCall, Records
-from xsp_collectors.cuda.cupti import CuptiActivities
-from xsp_collectors.cuda.threads import ThreadNumbers
+from xsp_collectors.cuda.cupti import CuptiActivities, ThreadNumbers
 
 
 @pytest.fixture(params=["plain objects", "cupti-python"])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from xsp_collectors.kinetolaunches import attributes
+from xsp_collectors.torchops import attributes
 
 KERNEL = """
       "queued": 0, "device": 0, "context": 1,

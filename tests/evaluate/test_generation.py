@@ -158,7 +158,7 @@ def driven(schedule: schedules.Schedule, slots: int, users: int = 1, output: int
     clock = VirtualClock()
     model = Timed(clock)
     drawn = prompts.draw(generation(8, output), len(schedule), 0)
-    return driving.drive(schedule, drawn, model, slots=slots, users=users, clock=clock), model
+    return driving.drive_together(schedule, drawn, model, slots=slots, users=users, clock=clock), model
 
 
 def test_one_user_waits_for_a_prompt_and_then_a_step_per_token() -> None:
@@ -252,7 +252,7 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("schedule", [schedules.online(4), schedules.replay([0.0, 0.05, 0.05, 0.1])])
 def test_the_tokens_that_a_server_streams_are_timed(server: str, schedule: schedules.Schedule) -> None:
     client = endpoint.Endpoint(server, "some")
-    found = endpoint.drive(schedule, prompts.draw(generation(), 4, 0), client, users=2)
+    found = endpoint.drive_endpoint(schedule, prompts.draw(generation(), 4, 0), client, users=2)
     client.close()
     assert found.output_counts.tolist() == [5] * 4
     assert min(found.ttft_ns) >= 100 * MS
@@ -270,7 +270,7 @@ def test_a_server_that_refuses_or_is_not_there_is_an_error_with_its_reason(
     def error_of(address: str) -> str:
         client = endpoint.Endpoint(address, "some")
         with pytest.raises(ManifestError) as caught:
-            endpoint.drive(schedules.poisson(100, 3, 0), prompts.draw(generation(), 3, 0), client)
+            endpoint.drive_endpoint(schedules.poisson(100, 3, 0), prompts.draw(generation(), 3, 0), client)
         return str(caught.value)
 
     monkeypatch.setattr(Scripted, "extra", b"data: {broken\n\n")

@@ -37,7 +37,7 @@ def test_the_summary_is_read_by_its_own_names() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("mlperf_loadgen") is not None, reason="mlcommons-loadgen is here")
 def test_without_it_the_error_says_what_to_install() -> None:
     with pytest.raises(UsageError, match=r"pip install 'xsp\[loadgen\]'"):
-        loadgen.drive("online", lambda number, batch: None, 1)
+        loadgen.drive_loadgen("online", lambda number, batch: None, 1)
 
 
 @here
@@ -50,7 +50,7 @@ def test_without_it_the_error_says_what_to_install() -> None:
     ],
 )
 def test_it_issues_requests_of_each_scenario(kind: str, more: dict, sizes: set[int]) -> None:
-    found = loadgen.drive(kind, lambda number, batch: time.sleep(0.002), 30, **more)
+    found = loadgen.drive_loadgen(kind, lambda number, batch: time.sleep(0.002), 30, **more)
     assert len(found.requests) >= 30
     assert set(found.requests.batch.tolist()) == sizes
     assert (found.requests.service_ns >= 2_000_000).all()
@@ -59,7 +59,7 @@ def test_it_issues_requests_of_each_scenario(kind: str, more: dict, sizes: set[i
 
 @here
 def test_offline_issues_all_inputs_in_one_request() -> None:
-    found = loadgen.drive("offline", lambda number, batch: time.sleep(0.002), 100)
+    found = loadgen.drive_loadgen("offline", lambda number, batch: time.sleep(0.002), 100)
     assert len(found.requests) == 1
     assert found.requests.batch[0] >= 100
 
@@ -70,9 +70,9 @@ def test_an_error_of_the_model_ends_the_test_and_is_raised() -> None:
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        loadgen.drive("online", serve, 5)
+        loadgen.drive_loadgen("online", serve, 5)
     with pytest.raises(UsageError, match="no scenario 'burst'"):
-        loadgen.drive("burst", serve, 5)
+        loadgen.drive_loadgen("burst", serve, 5)
 
 
 def test_a_manifest_may_have_loadgen_issue_its_requests(tmp_path: Path) -> None:

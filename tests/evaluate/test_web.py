@@ -21,6 +21,7 @@ pytest.importorskip("httpx")
 from evaluations import FACTS, PROGRAM, show_nothing
 from fastapi.testclient import TestClient
 
+from xsp import terminal
 from xsp.cli import evaluate_leaderboard
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, reading, results, running, standings, tables, transports
@@ -185,7 +186,7 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
     head, line = tables.standing(rows, 10, by).splitlines()
     assert tables.ORDER_HEADINGS[by] in head
     assert row["ordered"] in line
-    assert max(len(head), len(line)) <= tables.WIDTH
+    assert max(len(head), len(line)) <= terminal.WIDTH
 
 
 def test_every_order_of_the_leaderboard_is_one_of_the_command_and_of_the_page() -> None:

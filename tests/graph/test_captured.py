@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
+from xsp import terminal  # noqa: E402
 from xsp.cli import main  # noqa: E402
 from xsp.errors import GraphError, ModelError, UsageError  # noqa: E402
-from xsp.graph import NodeKind, text, work  # noqa: E402
+from xsp.graph import NodeKind, section, work  # noqa: E402
 from xsp.graph.node import EdgeKind, Phase, Role  # noqa: E402
 
 nn = torch.nn
@@ -405,7 +406,7 @@ def test_sequences_of_different_lengths_in_one_tensor_are_a_hole(tmp_path) -> No
     nested = [node for node in graph.nodes if any(each.dtype == "float32:nested" for each in node.call.inputs)]
     assert nested
     assert graph.measures()["bytes_unknown"] > 0
-    assert "≥" in text.page(graph)
+    assert "≥" in terminal.page(section.section(graph, 2))
     graph.save(tmp_path / "kept.json")
     assert xsp.graph.of(tmp_path / "kept.json").measures() == graph.measures()
 

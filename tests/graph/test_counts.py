@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xsp
+from xsp import terminal
 from xsp.cost import contraction
 from xsp.cost.flops import flops
 from xsp.graph import work
@@ -283,12 +284,12 @@ def test_quantised_layers_count_as_the_layers_that_they_are() -> None:
 
 
 def test_what_is_unknown_is_counted_beside_the_known_part(capsys: pytest.CaptureFixture[str]) -> None:
-    from xsp.graph import section, text
+    from xsp.graph import section
 
     graph = graph_of(lambda x: torch.linalg.inv(x) @ x, made(64, 64))
     found = graph.measures()
     assert (found["flops"], found["flops_unknown"]) == (2 * 64**3, 1)
-    page = text.page(graph)
+    page = terminal.page(section.section(graph, 2))
     assert "≥ 524 K" in page
     assert "at least; 1 call unknown: aten::linalg_inv" in page
     assert "≥ 524 K FLOPs" in str(section.section(graph))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xsp import terminal
 from xsp.cli import main
 from xsp.errors import GraphError, UsageError
 from xsp.graph import corpus, corpustext, keys, sharing
@@ -91,7 +92,7 @@ def test_what_is_missing_damaged_or_failed_is_a_named_hole(tmp_path: Path) -> No
     assert "cannot be read" in reasons["a:small"]
     assert "damaged" in reasons["b:other"]
     assert reasons["b:fails"] == "does not build"
-    text = corpustext.page(found)
+    text = terminal.page(corpustext.section(found))
     assert "2 of 5 models have a graph" in text
     assert "3 without a graph" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -113,8 +114,8 @@ def test_the_command_shows_groups_and_a_grid_or_pairs_in_80_columns(tmp_path: Pa
     written(tmp_path, {name: [place, 50, 51, 52] for place, name in enumerate(names)})
     assert main(["graph", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= max(80, len(str(tmp_path)))
-    assert ("Jaccard index of distinct layers" in shown) == (count <= corpustext.MOST_IN_GRID)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert ("Jaccard index of distinct layers" in shown) == (count <= terminal.MOST_POSITIONS)
     assert main(["graph", str(tmp_path), "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["models"] == count

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from xsp.errors import UsageError
-from xsp.predict import buckets, collectives
+from xsp.predict import collectives, training
 from xsp.predict.collectives import LINKS, Algorithm, Link, link
 
 MADE = Link("made", 2e-6, 1e-10, 3e-11)
-MIB = buckets.MIB
+MIB = training.MIB
 
 
 def test_the_five_algorithms_cost_what_the_table_of_the_paper_says() -> None:
@@ -142,8 +142,8 @@ def test_gradients_travel_in_the_buckets_that_pytorch_makes() -> None:
         tensors = [torch.empty(size // 4, device="meta") for size in sizes]
         for bucket, limits in ((None, [MIB, 25 * MIB]), (5 * MIB, [5 * MIB])):
             there, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(sizes))
-            assert [list(each) for each in buckets.ddp_buckets(sizes, bucket)] == [list(each) for each in there]
+            assert [list(each) for each in training.ddp_buckets(sizes, bucket)] == [list(each) for each in there]
 
 
 def test_a_plan_of_no_gradients_has_no_buckets() -> None:
-    assert buckets.ddp_buckets([]) == ()
+    assert training.ddp_buckets([]) == ()

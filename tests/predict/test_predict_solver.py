@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from xsp.errors import UsageError
-from xsp.predict import buckets, collectives, schedule, training
+from xsp.predict import collectives, schedule, training
 from xsp.predict.collectives import Algorithm, Link
 from xsp.predict.prediction import EXPOSED, WAITING, predict, worth
 from xsp.predict.schedule import Cause, Task
@@ -36,7 +36,7 @@ def some_link(chance: random.Random) -> Link:
     return Link("made", chance.uniform(0, 0.2), chance.uniform(0, 0.01), chance.choice((0.0, 0.002)))
 
 
-def each_alone(work: Work) -> buckets.Buckets:
+def each_alone(work: Work) -> training.Buckets:
     return tuple((place,) for place in range(len(work.arrivals)))
 
 

@@ -16,8 +16,12 @@ from xsp.advise import Advice, AdviceContext  # noqa: E402
 from xsp.bound.totals import Figure  # noqa: E402
 from xsp.graph import rewrite  # noqa: E402
 from xsp.graph.sources import of as graph_of  # noqa: E402
-from xsp.questions.fusion import chains, fusion, updates  # noqa: E402
-from xsp.questions.removable import removable  # noqa: E402
+from xsp.questions.fusion import (  # noqa: E402
+    chains,
+    fusion,
+    removable,
+    updates,
+)
 from xsp.questions.rewriting import Prices  # noqa: E402
 
 US = 1000.0

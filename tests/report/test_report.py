@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from xsp import rundir, sections
+from xsp import rundir, sections, terminal
 from xsp.analyses import ANALYSES
 from xsp.analyses.answers import Answer
 from xsp.errors import OutputError
@@ -448,7 +448,7 @@ def test_a_table_says_how_many_rows_it_leaves_out():
     ],
 )  # fmt: skip
 def test_cells_are_short(value, shown):
-    assert text.cell(value) == shown
+    assert terminal.cell(value) == shown
 
 
 def lines(renderable, width: int) -> list[str]:

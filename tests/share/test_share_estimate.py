@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_share_weights import written
 
-from xsp import cli
+from xsp import cli, terminal
 from xsp.bench.shapes import Piece, Shape
 from xsp.share import estimate, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE
@@ -64,7 +64,7 @@ def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
     parts = {row["name"]: row["saved_ns"] for row in savings.estimate_json("f", tensors, dear)["groups"]}
     assert list(parts) == ["big", "s"]
     assert parts["big"][PICKLE] > 0 > parts["s"][PICKLE]
-    text = savings.estimate_text("f", tensors, dear)
+    text = terminal.page(savings.estimate_document("f", tensors, dear))
     assert "torch.load, warm" in text
     assert "90.0 µs per tensor" in text
 

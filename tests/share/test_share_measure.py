@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xsp import cli
+from xsp import cli, terminal
 from xsp.errors import ShareError, UsageError
 from xsp.share import loadworker, measuring, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
@@ -53,14 +53,14 @@ def test_it_is_said_where_the_store_has_few_large_pages() -> None:
     found = made([20 + each for each in NOISE], [19 + each for each in NOISE])
     for large, said in ((0, True), (20 * MIB, True), (98 * MIB, False), (None, False)):
         found.large_bytes = large
-        assert ("pages of 4 KiB" in savings.text(found)) == said
+        assert ("pages of 4 KiB" in terminal.page(savings.document(found))) == said
         assert savings.as_json(found)["large_bytes"] == large
 
 
 def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     found = made([20 + each for each in NOISE], [20 + each for each in reversed(NOISE)])
     assert savings.break_even_processes(found, MMAP) is None  # nothing was measured
-    assert "not reported by the system" in savings.text(found)
+    assert "not reported by the system" in terminal.page(savings.document(found))
     found.memory = {
         MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
         PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
@@ -75,7 +75,7 @@ def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     assert savings.break_even_processes(found, PICKLE) == 4
     found.memory[ATTACH] = Memory(100 * MIB, 51.0 * MIB, 300 * MIB)
     assert savings.break_even_processes(found, PICKLE) == 1
-    text = savings.text(found)
+    text = terminal.page(savings.document(found))
     assert "less than load_file for no number of processes" in text
     assert "less than torch.load from 1 process on" in text
 

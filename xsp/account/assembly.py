@@ -304,7 +304,11 @@ def _of_rank(
         samples_per_s=measured.samples_per_s if measured is not None else None,
         at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
     )
-    limit = _limit(account, believes_devices, _has_calls(trace, rank), _least_host_ms(trace, rank, kind))
+    # whether the trace holds calls of the runtime of a rank, which show when its host waited for a device
+    query = f"SELECT 1 FROM spans WHERE level = {int(Level.RUNTIME)} AND rank = ? AND kind <> '{Kind.OVERHEAD}' LIMIT 1"
+    limit = _limit(
+        account, believes_devices, bool(trace.con.execute(query, [rank]).fetchall()), _least_host_ms(trace, rank, kind)
+    )
     earlier = next((side[names.EARLIER] for side in devices if side[names.EARLIER] is not None), None)
     account = replace(account, limit=limit, earlier=earlier)
     gaps = [(each.device, each.gaps) for each in seen.devices]
@@ -378,7 +382,18 @@ def _sides_as_recorded(seen: _Recordings) -> tuple[Entry, Side, list[Side]]:
     )
     tail_ns = (tail_ns - before_ns) / count
     time = _time(None, [ns + tail_ns for ns in each_ns])
-    host = _host_as_recorded(seen.detailed, tail_ns)
+    detailed = seen.detailed
+    times = dict(detailed.phase_ns)
+    if detailed.beside_ns is not None:
+        times[names.OTHER_THREADS] = times[names.OTHER_THREADS] + detailed.beside_ns
+    entries = [
+        _phase_entry(name, values.tolist(), 1.0, detailed, RECORDED)
+        for name, values in times.items()
+        if values.any() and name not in detailed.of_models
+    ]
+    if tail_ns > 0:
+        entries.append(Entry(names.DRAINING, tail_ns / 1e6, RECORDED))
+    host = Side("host", _ordered(entries))
     return time, host, [_closed(ondevice.side(each, count, RECORDED, before_ns), time) for each in seen.devices]
 
 
@@ -428,20 +443,6 @@ def _phase_entry(name: str, values_ns: Sequence[float], scale: float, detailed: 
     bounds = stats.mean_interval([float(value) * scale / 1e6 for value in values_ns])
     low, high = (max(0.0, bounds.low), bounds.high) if bounds is not None else (None, None)
     return Entry(name, ms, source, low, high, _children(detailed, name, ms, RECORDED))
-
-
-def _host_as_recorded(detailed: HostTimes, tail_ns: float) -> Side:
-    times = dict(detailed.phase_ns)
-    if detailed.beside_ns is not None:
-        times[names.OTHER_THREADS] = times[names.OTHER_THREADS] + detailed.beside_ns
-    entries = [
-        _phase_entry(name, values.tolist(), 1.0, detailed, RECORDED)
-        for name, values in times.items()
-        if values.any() and name not in detailed.of_models
-    ]
-    if tail_ns > 0:
-        entries.append(Entry(names.DRAINING, tail_ns / 1e6, RECORDED))
-    return Side("host", _ordered(entries))
 
 
 def _ordered(entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -718,12 +719,6 @@ def _limit(account: Iterations, believes_devices: bool, knows_waits: bool, least
     if not knows_waits:
         return Limit("device" if device_ms >= NEARLY_ALL * account.time.ms else "unknown", 0.0, device_ms)
     return Limit("device" if device_ms >= host_ms else "host", host_ms, device_ms, least_host_ms)
-
-
-def _has_calls(trace: Trace, rank: int) -> bool:
-    """Return whether the trace holds calls of the runtime of a rank, which show when its host waited for a device."""
-    query = f"SELECT 1 FROM spans WHERE level = {int(Level.RUNTIME)} AND rank = ? AND kind <> '{Kind.OVERHEAD}' LIMIT 1"
-    return bool(trace.con.execute(query, [rank]).fetchall())
 
 
 def _wall(trace: Trace) -> tuple[float | None, float | None]:

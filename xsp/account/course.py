@@ -109,7 +109,7 @@ def _slow_of_part(
         if each.low_ns - usual_ns >= (SLOW_FACTOR - 1) * usual_iteration_ns:
             groups.setdefault(each.period, []).append(each)
     found = []
-    for group in _merged(groups):
+    for group in [group for _, group in sorted(groups.items(), key=lambda item: item[0] or 0)]:
         low_ns, high_ns = min(each.low_ns for each in group), max(each.high_ns for each in group)
         recorded = np.array([step for each in group for step in each.recorded], float)
         is_slow = single & ((bare & (ns >= low_ns) & (ns <= high_ns)) | np.isin(rows["step"], recorded))
@@ -141,11 +141,6 @@ def _slow_of_part(
 
 MOST_STEPS = 20
 """Most steps that are listed."""
-
-
-def _merged(groups: Mapping[int | None, list[Any]]) -> list[list[Any]]:
-    """Return strata that are named together: those of one period, and all others as one."""
-    return [group for _, group in sorted(groups.items(), key=lambda item: item[0] or 0)]
 
 
 def _what_is_slow(

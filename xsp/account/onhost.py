@@ -190,7 +190,15 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     loading = union(*(np.array([span[place] for span in spans if span[0] == names.DATA], np.int64) for place in (1, 2)))
     if names.FORWARD not in seen:
         spans += _outermost_blocks(trace, where, names.BACKWARD not in seen)
-        spans = _with_operators(trace, where, spans, seen, loading)
+        # phases with those that only operators show
+        has_forward = any(label not in seen for label, *_ in spans)
+        operators = [
+            span
+            for span in _operators(trace, where, loading)
+            if (span[0] == names.FORWARD and not has_forward)
+            or (span[0] == names.BACKWARD and names.BACKWARD not in seen)
+        ]
+        spans = spans + operators
     elif names.BACKWARD not in seen:
         spans += [span for span in _operators(trace, where, loading) if span[0] == names.BACKWARD]
     if not spans:
@@ -283,17 +291,6 @@ def _block_name(name: str) -> str:
     return {
         "forward": names.FORWARD, "backward": names.BACKWARD, "optimizer": names.OPTIMIZER, "data": names.DATA,
     }.get(text.lower(), text) or name  # fmt: skip
-
-
-def _with_operators(trace: Trace, where: str, spans: Spans, seen: set[str], loading: Union) -> Spans:
-    """Return phases with those that only operators show."""
-    has_forward = any(label not in seen for label, *_ in spans)
-    operators = [
-        span
-        for span in _operators(trace, where, loading)
-        if (span[0] == names.FORWARD and not has_forward) or (span[0] == names.BACKWARD and names.BACKWARD not in seen)
-    ]
-    return spans + operators
 
 
 def _operators(trace: Trace, where: str, loading: Union) -> Spans:

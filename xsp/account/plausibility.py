@@ -42,7 +42,9 @@ def doubts(trace: Trace) -> Iterator[Doubt]:
         yield from _launches_without_work(trace)
         yield from _no_calls(trace)
         yield from _impossible_kernels(trace)
-    yield from _backward_times(trace)
+    ((count,),) = trace.con.execute("SELECT count(*) FROM spans WHERE dur_ns < 0").fetchall()
+    if count:
+        yield Doubt("times", f"{count} spans end before they begin", "C")
 
 
 def _launches_without_work(trace: Trace) -> Iterator[Doubt]:
@@ -146,9 +148,3 @@ def _impossible_kernels(trace: Trace) -> Iterator[Doubt]:
     if is_large:
         text += ": its times are wrong, so how busy the device was, and what limits, is unknown"
     yield Doubt("device", text, "D" if is_large else "B", frozenset({"busy", "cause"}) if is_large else frozenset())
-
-
-def _backward_times(trace: Trace) -> Iterator[Doubt]:
-    ((count,),) = trace.con.execute("SELECT count(*) FROM spans WHERE dur_ns < 0").fetchall()
-    if count:
-        yield Doubt("times", f"{count} spans end before they begin", "C")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from xsp import account, frameworks
-from xsp.advise import calls, combinedgain, faults, registry
+from xsp.advise import calls, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
-from xsp.advise.combinedgain import CombinedGain
-from xsp.advise.registry import Question
 from xsp.errors import UsageError, XspError, nearest
 
 if TYPE_CHECKING:
@@ -72,7 +71,9 @@ def of(
     context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings, max_needs)
     advice: list[Advice] = []
     answered, unanswered = [], {}
-    for question in _select_questions(only, max_needs):
+    if only:
+        check_names(only)
+    for question in [question for name, question in registry.questions(max_needs).items() if not only or name in only]:
         try:
             pieces = [replace(piece, number=question.number) for piece in question(context)]
             if question.shapes and not pieces and (missing := calls.missing_shapes(context)) is not None:
@@ -100,7 +101,7 @@ def of(
         unanswered,
         left_out,
         _ideal(context) if max_needs >= Needs.BOUND and not only else (),
-        combinedgain.plan([piece for piece in ordered if not piece.option]),
+        combined_gain([piece for piece in ordered if not piece.option]),
     )
 
 
@@ -172,7 +173,9 @@ def context_of(
         return AdviceContext(load(subject), subject, options, registry.PROVIDERS)
     except XspError as error:
         context = AdviceContext(None, subject, options, registry.PROVIDERS)
-        if "graph" not in registry.PROVIDERS or (_exists(subject) and not _is_model_file(subject)):
+        if "graph" not in registry.PROVIDERS or (
+            _exists(subject) and not subject.endswith((".onnx", ".pt2", ".json", ".py"))
+        ):
             raise
         try:
             context.part("graph")
@@ -187,11 +190,6 @@ def _exists(source: str) -> bool:
     return Path(source).expanduser().exists()
 
 
-def _is_model_file(source: str) -> bool:
-    """Return whether a file may contain a model or a graph, judged by its suffix."""
-    return source.endswith((".onnx", ".pt2", ".json", ".py"))
-
-
 def check_names(only: Sequence[str]) -> None:
     """Refuse names of questions that do not exist.
 
@@ -203,12 +201,6 @@ def check_names(only: Sequence[str]) -> None:
         if name not in questions:
             hint = nearest(name, questions) or f"; there are {', '.join(questions)}"
             raise UsageError(f"there is no question {name!r}{hint}")
-
-
-def _select_questions(only: Sequence[str], max_needs: Needs) -> list[Question]:
-    if only:
-        check_names(only)
-    return [question for name, question in registry.questions(max_needs).items() if not only or name in only]
 
 
 def _one_per_trial(pieces: Sequence[Advice]) -> list[Advice]:
@@ -259,3 +251,64 @@ def _sort_key(piece: Advice, specific: AbstractSet[str]) -> tuple[bool, bool, bo
     worth = piece.gain.value * (BOUND_WEIGHT if piece.at_most else 1.0)
     is_later = piece.general and piece.side in specific
     return piece.option, not piece.gain_known, is_later, -worth, piece.question, piece.what
+
+
+# --- what several pieces gain together --------------------------------------------------------------------------------
+# The combined gain of several pieces of advice: a call that several of them change is not counted twice.
+#
+# The time of a call with two changes was not measured. The call is assumed to gain as much as the better of the
+# changes gains alone, and to lose what any of them costs it, so that the sum is too small rather than too large.
+
+LEAST_SHARE = 0.05
+"""Minimum share of its own gain that a piece has to add to the pieces before it to be part of the plan."""
+
+
+@dataclass(frozen=True)
+class AddedGain:
+    """A piece at its place in the plan."""
+
+    piece: Advice
+    added_ms: float
+    """Gain in milliseconds beyond that of the pieces before it."""
+
+
+@dataclass(frozen=True)
+class CombinedGain:
+    """Pieces in the order in which they are worth doing, and their combined gain."""
+
+    parts: tuple[AddedGain, ...]
+    unknown_count: int
+    """Number of pieces that are left out because they do not report which calls they change."""
+
+    @property
+    def ms(self) -> float:
+        """Combined gain of all pieces, in milliseconds per step."""
+        return math.fsum(part.added_ms for part in self.parts)
+
+
+def combined_gain(advice: Sequence[Advice]) -> CombinedGain | None:
+    """Return the order in which pieces are worth doing; None if fewer than two report which calls they change."""
+    candidates = [piece for piece in advice if piece.by_call]
+    selected: list[Advice] = []
+    parts: list[AddedGain] = []
+    remaining = list(candidates)
+    total = 0.0
+    while remaining:
+        best = max(remaining, key=lambda piece: _gain([*selected, piece]))
+        gain = _gain([*selected, best]) - total
+        remaining.remove(best)
+        if gain > LEAST_SHARE * best.gain.value:
+            selected.append(best)
+            total += gain
+            parts.append(AddedGain(best, gain))
+    return CombinedGain(tuple(parts), len(advice) - len(candidates)) if len(candidates) > 1 and parts else None
+
+
+def _gain(pieces: Sequence[Advice]) -> float:
+    """Return the combined gain of pieces, in milliseconds per step."""
+    calls = {call for piece in pieces for call in piece.by_call}
+    total = -math.fsum(piece.once_ms for piece in pieces)
+    for call in calls:
+        gains = [piece.by_call.get(call, 0.0) for piece in pieces]
+        total += max(0.0, *gains) + math.fsum(min(0.0, gain) for gain in gains)
+    return total

@@ -113,7 +113,9 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     ops_by_table: dict[tuple[int, int], list[Call]] = {}
     for call in calls.walk(context):
         if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
-            ops_by_table.setdefault((call.scalars[2], _index_count(call)), []).append(call)
+            # the number of indices that a gradient is made for; 0 if the shapes do not give it
+            shape = call.shape(1)
+            ops_by_table.setdefault((call.scalars[2], (0 if shape is None else math.prod(shape))), []).append(call)
     for (rows, used_rows), ops in ops_by_table.items():
         table_lookups = [call for call in lookups if call.first_shape and call.first_shape[0] == rows]
         optimizer_ms = (
@@ -149,12 +151,6 @@ def _update_times(context: AdviceContext, tables: set[tuple[int, ...]]) -> Itera
             elif isinstance(argument, list) and argument and all(isinstance(shape, list) for shape in argument):
                 sizes = [(math.prod(shape), tuple(shape) in tables) for shape in argument]
                 yield op.ns * sum(size for size, is_table in sizes if is_table) / max(1, sum(size for size, _ in sizes))
-
-
-def _index_count(call: Call) -> int:
-    """Return the number of indices that a gradient is made for; 0 if the shapes do not give it."""
-    shape = call.shape(1)
-    return 0 if shape is None else math.prod(shape)
 
 
 @question("one-hot", "Are table rows looked up by a product with one-hot vectors?", number="Q4", shapes=True)

@@ -32,10 +32,6 @@ _SUBJECTS = (
 """The built-in modules, in the order in which their tables are shown."""
 
 
-def _is_number(identity: str) -> bool:
-    return identity[0] == "A" and identity[1:].isdigit()
-
-
 def _as_name(identity: str) -> str:
     """Return the Python identifier for a name of `xsp analyze` such as `kernel-classes`."""
     return identity.replace("-", "_")
@@ -43,7 +39,7 @@ def _as_name(identity: str) -> str:
 
 def _sort_key(entry: Analysis) -> tuple[int, int]:
     """Return the sort key of an analysis: the place of its subject; numbered analyses together, plugins' last."""
-    if _is_number(entry.id):
+    if entry.id[0] == "A" and entry.id[1:].isdigit():
         return _SUBJECTS.index("model"), int(entry.id[1:])
     package, _, subject = entry.function.__module__.rpartition(".")
     is_builtin = package == __name__ and subject in _SUBJECTS

@@ -1,10 +1,8 @@
-"""Curves of transfers and collectives as text for a terminal of 80 columns, as plain values, and as a section."""
+"""Curves of transfers and collectives as a document, and as plain values."""
 
 from __future__ import annotations
 
-import math
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,24 +11,17 @@ from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
 from xsp.scrub import plain
-from xsp.sections import Chart, Section, Series, Table, Text
-from xsp.stats import Interval
-from xsp.texts import ns_text, seconds_text, size_text
+from xsp.sections import Cell, Chart, Part, Section, Series, Table, Text
+from xsp.texts import ns_text, size_text
 
-WIDTH = 79
-NAME = 30
 SECTION = {COLLECTIVES: "bench-collectives", "transfers": "bench-transfers"}
-BARS = " ▁▂▃▄▅▆▇█"
-NO_BREAK_SPACE = "\u00a0"
-"""A space at which a line must not be wrapped."""
-
 DISTURBED = 1.05
 
 
-def page(
+def document(
     target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
-) -> str:
-    """Return a page: curve shapes, a chart of rates, ratios, missing sizes with reasons, and caveats on the figures.
+) -> Section:
+    """Return what a command shows: rates and shapes of the curves, ratios, missing sizes with reasons, and caveats.
 
     Args:
         target: `transfers` or `collectives`.
@@ -42,109 +33,82 @@ def page(
     """
     count = sum(len(curve.timings) for curve in curves)
     spent = "" if seconds is None else f", {new_count:,} of them now, in {seconds:.1f} s"
-    lines = [f"{target}: {count:,} timings{spent}", plain(timings.environment.name)]
+    texts = [f"{target}: {count:,} timings{spent}", timings.environment.name]
     hint = "run it without --list" if seconds is None else "run it again"
-    lines += [f"{missing:,} sizes have no timing yet: {hint}"] if missing else []
-    shaped = [curve for curve in curves if curve.shape is not None]
+    texts += [f"{missing:,} sizes have no timing yet: {hint}"] if missing else []
+    return Section(texts[0], (*map(Text, texts[1:]), *_parts(timings, curves)))
+
+
+def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
+    """Return the section of a run's report: one chart of rates over sizes per group, tables of shapes and ratios."""
+    return Section(target.capitalize(), tuple(_parts(timings, curves)))
+
+
+def _parts(timings: Timings, curves: Sequence[Curve]) -> Iterator[Part]:
+    shaped = [(curve, curve.shape) for curve in curves if curve.shape is not None]
     if shaped:
-        lines += ["", f"{'family':{NAME}} {'latency':>9} {'GB/s':>7} {'±%':>4} {'best':>7} {'at':>8}  knees"]
-        for curve in shaped:
-            rows = textwrap.wrap(_row(curve), WIDTH, subsequent_indent=" " * (NAME + 1))
-            lines += [row.replace(NO_BREAK_SPACE, " ") for row in rows]
-        lines += ["", "latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate"]
+        columns = ("family", "latency_ns", "low_ns", "high_ns", "GB/s", "±_percent", "best GB/s", "at", "knees",
+                   "held out_percent", "extrapolates to")  # fmt: skip
+        yield Table(columns, tuple(_row(curve, shape) for curve, shape in shaped), "Shapes")
+        yield Text("latency: α of the first piece; GB/s: 1/β of the last one; best: highest rate.")
         if any(curve.ranks and curve.threads > 1 for curve in curves):
-            lines += ["ranks × N: N threads per rank"]
-        low, high = _range(shaped)
-        lines += ["", f"GB/s by size, {size_text(low)} to {size_text(high)}, each row up to its own best"]
-        lines += [f"{plain(curve.name)[:NAME]:{NAME}} {_bars(curve, low, high)}" for curve in shaped]
-        lines += ["", *_wrapped(_fits(shaped))]
-    single = [curve for curve in curves if curve.shape is None and curve.timings]
-    texts = [f"{plain(curve.name):{NAME}} {_single(curve)}" for curve in single]
-    lines += ["", *_wrapped(texts)] if texts else []
-    texts = [
-        f"{plain(ratio.name)}: {ratio.value:.2f} [{ratio.low:.2f} … {ratio.high:.2f}], {ratio.description}"
-        for ratio in ratios(curves)
-    ]
-    lines += ["", *_wrapped(texts)] if texts else []
-    lines += _slower(curves)
-    caveats = notes(curves, timings.cores)
-    lines += [""] if caveats else []
-    lines += _wrapped(caveats)
-    return "\n".join(lines)
-
-
-def _wrapped(texts: Sequence[str]) -> list[str]:
-    return [line for text in texts for line in textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
-
-
-def _row(curve: Curve) -> str:
-    shape, best = curve.shape, curve.best
-    assert shape is not None
-    assert best is not None
-    beta = shape.beta
-    half = 100 * (beta.high - beta.low) / 2 / beta.value if beta.value else math.inf
-    rate = f"{1e-9 / beta.value:7.2f} {min(half, 999):4.0f}" if beta.value else f"{'–':>7} {'–':>4}"
-    knees = ", ".join(size_text(knee.value).replace(" ", NO_BREAK_SPACE) for knee in shape.knees) or "none"
-    name = plain(curve.name)
-    return (
-        f"{name[:NAME]:{NAME}} {_latency(shape.alpha):>9} {rate} {best[1] / 1e9:7.2f} {size_text(best[0]):>8}  {knees}"
-    )
-
-
-def _fits(shaped: Sequence[Curve]) -> list[str]:
-    """Return lines on the quality of the fits: held-out error, sizes that leave the model, range of extrapolation."""
-    pairs = [(curve, curve.shape) for curve in shaped if curve.shape is not None]
-    worst = max(pairs, key=lambda pair: pair[1].worst)
-    errors = [shape.held_out for _, shape in pairs if shape.held_out is not None]
-    median = sorted(errors)[len(errors) // 2] if errors else None
-    lines = []
-    if median is not None:
-        lines.append(f"every other size, predicted from the rest: {100 * median:.1f}% error (median over the curves)")
-    if worst[1].has_outlier:
-        location = f"{worst[0].name} at {size_text(worst[1].worst_at)}, {100 * worst[1].worst:.0f}%"
-        count = sum(shape.has_outlier for _, shape in pairs)
-        lines.append(
-            f"{count} of {len(pairs)} differ from their fit by more than 10% somewhere; most: {plain(location)}"
-        )
-    extrapolated = sum(shape.reach > shape.pieces[-1].until for _, shape in pairs)
-    lines.append(
-        f"beyond the largest size: {extrapolated} of {len(pairs)} may be extrapolated 2× or 4×, the others not at all"
-    )
-    return lines
-
-
-def _single(curve: Curve) -> str:
-    texts = []
-    for bytes_, timing in curve.timings:
-        suffix = f" {size_text(bytes_)}" if bytes_ else ""
-        texts.append(f"{ns_text(timing.trimmed_ns or 0)}{suffix}")
-    return ", ".join(texts)
-
-
-def _slower(curves: Sequence[Curve]) -> list[str]:
-    lines = []
+            yield Text("ranks × N: N threads per rank.")
+        for group in dict.fromkeys(curve.family.group for curve, _ in shaped):
+            yield _rates(group, [curve for curve, _ in shaped if curve.family.group == group])
+        yield from map(Text, _fits(shaped))
+    single = tuple((curve.name, _times(curve)) for curve in curves if curve.shape is None and curve.timings)
+    if single:
+        yield Table(("family", "times"), single)
+    if rows := ratios(curves):
+        values = tuple((row.name, row.value, row.low, row.high, row.description) for row in rows)
+        yield Table(("ratio", "value", "low", "high", "of"), values, "Ratios")
     for slowdown in slowdowns(curves):
         suffix = f" of {slowdown.threads} threads" if slowdown.threads > 1 else ""
         work = {"product": "products", "copy": "copies"}[slowdown.what]
-        lines.append(
-            f"{slowdown.ranks} ranks{suffix} at once: {work} take {slowdown.factor:.2f} times as long as on one"
-        )
-    return ["", *lines] if lines else []
+        yield Text(f"{slowdown.ranks} ranks{suffix} at once: {work} take {slowdown.factor:.2f} times as long as on one")
+    yield from map(Text, notes(curves, timings.cores))
 
 
-def _range(shaped: Sequence[Curve]) -> tuple[float, float]:
-    sizes = [bytes_ for curve in shaped for bytes_, _ in curve.timings]
-    return min(sizes), max(sizes)
+def _row(curve: Curve, shape: Shape) -> tuple[Cell, ...]:
+    alpha, beta = shape.alpha, shape.beta
+    rate = (1e-9 / beta.value, 50 * (beta.high - beta.low) / beta.value) if beta.value else (None, None)
+    size, best = curve.best or (0.0, 0.0)
+    knees = ", ".join(size_text(knee.value) for knee in shape.knees) or "none"
+    held_out = None if shape.held_out is None else 100 * shape.held_out
+    latency = [1e9 * alpha.value or None, *(1e9 * seconds for seconds in alpha.ends)]
+    return curve.name, *latency, *rate, best / 1e9, size_text(size), knees, held_out, size_text(shape.reach)
 
 
-def _bars(curve: Curve, low: float, high: float, width: int = WIDTH - NAME - 1) -> str:
-    """Return a curve's rates over the logarithm of the size as bar characters; blank where there is no timing."""
-    best = (curve.best or (0, 1.0))[1]
-    cells = [" "] * width
-    for bytes_, timing in curve.timings:
-        column = round((width - 1) * math.log(bytes_ / low) / (math.log(high / low) or 1.0))
-        cells[column] = BARS[max(1, min(8, math.ceil(8 * curve.rate(bytes_, timing) / best)))]
-    return "".join(cells).rstrip()
+def _rates(group: str, curves: Sequence[Curve]) -> Chart:
+    sizes = tuple(sorted({bytes_ for curve in curves for bytes_, _ in curve.timings}))
+    series = []
+    for curve in curves:
+        by_size = {bytes_: curve.rate(bytes_, timing) / 1e9 for bytes_, timing in curve.timings}
+        series.append(Series(curve.name, tuple(by_size.get(bytes_) for bytes_ in sizes)))
+    return Chart("lines", f"Rates of {group}", "GB/s", sizes, tuple(series), over="bytes", log=("at", "values"))
+
+
+def _fits(shaped: Sequence[tuple[Curve, Shape]]) -> Iterator[str]:
+    """Yield texts on the quality of the fits: held-out error, sizes that leave the model, range of extrapolation."""
+    errors = sorted(shape.held_out for _, shape in shaped if shape.held_out is not None)
+    if errors:
+        median = 100 * errors[len(errors) // 2]
+        yield f"every other size, predicted from the rest: {median:.1f}% error (median over the curves)"
+    curve, worst = max(shaped, key=lambda pair: pair[1].worst)
+    if worst.has_outlier:
+        location = f"{curve.name} at {size_text(worst.worst_at)}, {100 * worst.worst:.0f}%"
+        count = sum(shape.has_outlier for _, shape in shaped)
+        yield f"{count} of {len(shaped)} differ from their fit by more than 10% somewhere; most: {location}"
+    extrapolated = sum(shape.reach > shape.pieces[-1].until for _, shape in shaped)
+    yield (
+        f"beyond the largest size: {extrapolated} of {len(shaped)} may be extrapolated 2× or 4×, the others not at all"
+    )
+
+
+def _times(curve: Curve) -> str:
+    """Return the times of a curve without a shape, with the size where there is one."""
+    texts = (f"{ns_text(timing.trimmed_ns or 0)} {size_text(size) if size else ''}" for size, timing in curve.timings)
+    return ", ".join(text.rstrip() for text in texts)
 
 
 def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
@@ -183,17 +147,13 @@ def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
     return caveats
 
 
-def _latency(alpha: Interval) -> str:
-    return seconds_text(alpha.value) if alpha.value else f"<{seconds_text(alpha.high)}" if alpha.high else "–"
-
-
 # --- plain values ------------------------------------------------------------------------------------------------
 
 
 def as_json(
     target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
 ) -> Any:
-    """Return the content of `page` as plain values; the names of the keys contain the units."""
+    """Return the content of `document` as plain values; the names of the keys contain the units."""
     return {
         "xsp_transfers": 1,
         "what": target,
@@ -247,46 +207,3 @@ def shape_as_json(shape: Shape) -> dict[str, Any]:
         "held_out_percent": None if shape.held_out is None else 100 * shape.held_out,
         "extrapolates_to_bytes": shape.reach,
     }  # fmt: skip
-
-
-# --- the section of a report -------------------------------------------------------------------------------------
-
-
-def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
-    """Return the section of a run's report: one chart of rates over sizes per group, and a table of shapes."""
-    caveats = notes(curves, timings.cores)
-    parts: list[Any] = [Text(" ".join(map(plain, caveats)) or "Rates by size, and their fitted curves.")]
-    shaped = [curve for curve in curves if curve.shape is not None]
-    for group in dict.fromkeys(curve.family.group for curve in shaped):
-        group_curves = [curve for curve in shaped if curve.family.group == group]
-        sizes = tuple(sorted({bytes_ for curve in group_curves for bytes_, _ in curve.timings}))
-        series = []
-        for curve in group_curves:
-            by_size = {bytes_: curve.rate(bytes_, timing) / 1e9 for bytes_, timing in curve.timings}
-            series.append(Series(plain(curve.name), tuple(by_size.get(bytes_) for bytes_ in sizes)))
-        parts.append(
-            Chart("lines", f"Rates of {group}", "GB/s", sizes, tuple(series), over="bytes", log=("at", "values"))
-        )
-    columns = ("family", "alpha_us", "low_us", "high_us", "GB/s", "knees", "held out_percent", "extrapolates to")
-    rows = []
-    for curve in shaped:
-        shape = curve.shape
-        assert shape is not None
-        alpha = [1e6 * value for value in (shape.alpha.value, *shape.alpha.ends)]
-        rows.append(
-            (plain(curve.name), *alpha, _rate(shape.beta), ", ".join(size_text(knee.value) for knee in shape.knees),
-             None if shape.held_out is None else 100 * shape.held_out, size_text(shape.reach))
-        )  # fmt: skip
-    if rows:
-        parts.append(Table(columns, tuple(rows), "Shapes"))
-    if ratio_rows := ratios(curves):
-        parts.append(
-            Table(("ratio", "value", "low", "high", "of"),
-                  tuple((plain(row.name), row.value, row.low, row.high, row.description) for row in ratio_rows),
-                  "Ratios")
-        )  # fmt: skip
-    return Section(target.capitalize(), tuple(parts))
-
-
-def _rate(beta: Interval) -> float | None:
-    return 1e-9 / beta.value if beta.value else None

@@ -1,8 +1,7 @@
-"""Timings as text for a terminal of 80 columns, and as plain values for JSON."""
+"""Timings as documents, and as plain values for JSON."""
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,8 +12,9 @@ from xsp.bench.repeatability import Check
 from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowdown_text, spec_of
 from xsp.bench.timings import Timings
 from xsp.scrub import plain
+from xsp.sections import Part, Section, Table, Text
+from xsp.texts import cut
 
-MOST_ROWS = 12
 WIDTH = 25
 MOST_REASONS = 5
 FIGURES = (
@@ -25,10 +25,10 @@ FIGURES = (
 Pairs = Sequence[tuple[Spec, int]]
 
 
-def fill_page(
+def fill_document(
     name: str, pairs: Pairs, timings: Timings, new_timings: Sequence[Timing], seconds: float, startup_s: float = 0.0
-) -> str:
-    """Return a page on a graph's blocks: coverage, the most expensive blocks, and missing timings with their reasons.
+) -> Section:
+    """Return a graph's blocks as a document: coverage, the most expensive blocks, and missing timings with reasons.
 
     Args:
         name: name of the graph.
@@ -41,37 +41,35 @@ def fill_page(
     entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     calls, expected = coverage(pairs, timings)
     states = Counter(timing.status for timing, _ in entries)
-    holes = [(timing, count) for timing, count in entries if not timing.is_timed]
-    lines = [
-        plain(name),
-        plain(timings.environment.name),
-        *textwrap.wrap(plain(timings.environment.processor_note), 79),
-        "",
-        f"blocks       {len(pairs):7,}  distinct blocks of {sum(count for _, count in pairs):,}",
-        f"timed        {len(entries) - len(holes):7,}  {len(new_timings):,} taken now, in {seconds:.1f} s"
-        + (f" ({startup_s:.1f} to start)" if startup_s else ""),
-        f"coverage     {100 * expected:6.1f}%  of the expected time, {100 * calls:.1f}% of the blocks",
-    ]
-    lines += [
-        f"{status.value:12} {states[status]:7,}  {_STATUS_TEXTS[status]}" for status in _STATUS_TEXTS if states[status]
-    ]
-    lines += _overheads(timings, pairs)
     timed = sorted(
         (pair for pair in entries if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1]
     )
+    starting = f" ({startup_s:.1f} to start)" if startup_s else ""
+    texts = [
+        timings.environment.name,
+        timings.environment.processor_note,
+        f"{len(timed):,} of {len(pairs):,} distinct blocks are timed, {len(new_timings):,} taken now, "
+        f"in {seconds:.1f} s{starting}; in all {sum(count for _, count in pairs):,} blocks.",
+        f"Coverage: {100 * expected:.1f}% of the expected time, {100 * calls:.1f}% of the blocks.",
+        *(f"{status.value}: {states[status]:,}, {text}" for status, text in _STATUS_TEXTS.items() if states[status]),
+        *_overheads(timings, pairs),
+    ]
+    parts: list[Part] = [Text(text) for text in texts if text]
     if timed:
-        lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", "variant state threads")]
-        lines += [_timing_row(*pair) for pair in timed[:MOST_ROWS]]
-        lines += [f"{len(timed) - MOST_ROWS:,} more timed blocks"] if len(timed) > MOST_ROWS else []
-    reasons = _reasons(holes)
-    lines += ["", *reasons] if reasons else []
+        rows = tuple(
+            (_label(timing), count, timing.trimmed_ns,
+             100 * (timing.half_ns or 0.0) / timing.trimmed_ns if timing.trimmed_ns else None,
+             (timing.trimmed_ns or 0.0) * count,
+             f"{'' if timing.variant == AS_RUN else f'{timing.variant} '}{timing.state.value} {timing.threads}")
+            for timing, count in timed
+        )  # fmt: skip
+        columns = ("operators, shapes", "count", "time_ns", "±_percent", "all_ns", "conditions")
+        parts.append(Table(columns, rows))
+    parts += map(Text, _reasons((timing, count) for timing, count in entries if not timing.is_timed))
     drift = max((timing.canary_ratio or 1 for timing in new_timings), default=1)
     if drift >= 1.05:
-        lines += [
-            "",
-            f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again",
-        ]
-    return "\n".join([*lines, *problems(timings)])
+        parts.append(Text(f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again"))
+    return Section(name, (*parts, *problems(timings)))
 
 
 _STATUS_TEXTS = {
@@ -88,28 +86,13 @@ _STATUS_TEXTS = {
 _CALLS = {"overhead/module_call": "per module call", "overhead/op_call": "per operator call"}
 
 
-def _row(op: str, count: str, figure: str, half: str, total: str, conditions: str) -> str:
-    return f"{op:{WIDTH}} {count:>5} {figure:>9} {half:>4} {total:>8}  {conditions}".rstrip()
-
-
-def _timing_row(timing: Timing, count: int) -> str:
-    mean = timing.trimmed_ns or 0.0
-    half = 100 * (timing.half_ns or 0.0) / mean if mean else 0.0
-    conditions = " ".join(
-        [*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"]
-    )
-    figures = f"{mean / 1e3:.2f}", f"{half:.0f}", f"{mean * count / 1e6:.3f}"
-    return _row(_label(timing), f"{count:,}", *figures, conditions)
-
-
 def _label(timing: Timing) -> str:
     """Return the operators; for a single call also the shapes of its inputs, as far as the width allows."""
     block = spec_of(timing).block
     if len(block.calls) != 1 or not block.calls[0].inputs:
         return short(timing.op)
     shapes = ["x".join(map(str, tensor.shape or ())) for tensor in block.calls[0].inputs]
-    text = " ".join([short(timing.op), *filter(None, shapes)])
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
+    return cut(" ".join([short(timing.op), *filter(None, shapes)]), WIDTH)
 
 
 def short(op: str, width: int = WIDTH) -> str:
@@ -126,7 +109,7 @@ def _overheads(timings: Timings, pairs: Pairs) -> list[str]:
             f"{timing.trimmed_ns / 1e3:.2f} µs {_CALLS[timing.variant]}" for timing in measured if timing.trimmed_ns
         ]
         if parts:
-            lines.append(f"overhead     {', '.join(parts)}; threads {threads}")
+            lines.append(f"overhead: {', '.join(parts)}; threads {threads}")
     return lines
 
 
@@ -142,48 +125,39 @@ def _reasons(holes: Iterable[tuple[Timing, int]]) -> list[str]:
     return [*lines, *([f"more reasons: {remaining}; --format json has all"] if remaining > 0 else [])]
 
 
-def list_page(timings: Timings) -> str:
-    """Return a list of the environments in a folder, with the number of timings of each by status."""
-    environments = timings.environments()
-    if not environments:
-        return "\n".join([f"{timings.folder}: no timings yet; take some: xsp bench SOURCE", *problems(timings)])
-    lines = [str(timings.folder), "", f"{'environment':18} {'timings':>8}  {'what'}"]
-    for hash_, environment in environments.items():
-        rows = timings.all_of(hash_)
-        marker = " (here)" if hash_ == timings.environment.hash else ""
-        states = Counter(timing.status.value for timing in rows)
-        lines.append(f"{hash_:18} {len(rows):8,}  {plain(environment.name)}{marker}")
-        lines.append(f"{'':28} {', '.join(f'{count:,} {name}' for name, count in sorted(states.items()))}")
-    return "\n".join([*lines, *problems(timings)])
+def list_document(timings: Timings) -> Section:
+    """Return the environments in a folder, with the number of timings of each by status, as a document."""
+    rows = []
+    for hash_, environment in timings.environments().items():
+        states = Counter(timing.status.value for timing in timings.all_of(hash_))
+        counts = ", ".join(f"{count:,} {name}" for name, count in sorted(states.items()))
+        here = " (here)" if hash_ == timings.environment.hash else ""
+        rows.append((hash_, states.total(), f"{environment.name}{here}: {counts}"))
+    if not rows:
+        return Section(f"{timings.folder}: no timings yet; take some: xsp bench SOURCE", problems(timings))
+    return Section(str(timings.folder), (Table(("environment", "timings", "what"), tuple(rows)), *problems(timings)))
 
 
-def check_page(check: Check) -> str:
-    """Return a table of repeated timings, largest difference first."""
+def check_document(check: Check) -> Section:
+    """Return a table of repeated timings, largest difference first, as a document."""
     ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda pair: -abs(pair[1]))
-    lines = [f"{'operators':{WIDTH}} {'kept µs':>10} {'now µs':>10} {'longer':>8}"]
-    for (stored, repeated), difference in ordered:
-        figures = (
-            f"{(stored.trimmed_ns or 0) / 1e3:10.2f} {(repeated.trimmed_ns or 0) / 1e3:10.2f} {100 * difference:+7.1f}%"
-        )
-        lines.append(f"{_label(stored):{WIDTH}} {figures}")
+    rows = tuple(
+        (_label(stored), stored.trimmed_ns, repeated.trimmed_ns, 100 * difference)
+        for (stored, repeated), difference in ordered
+    )
+    parts: list[Part] = [Table(("operators", "kept_ns", "now_ns", "longer_percent"), rows)]
     if check.median is not None and check.ninetieth is not None:
         median, ninetieth = 100 * check.median, 100 * check.ninetieth
-        lines += [
-            "",
-            f"median difference {median:.1f}%, 90th percentile {ninetieth:.1f}%, of {len(check.pairs)} timings",
-        ]
+        parts.append(Text(f"median difference {median:.1f}%, 90th percentile {ninetieth:.1f}%, of {len(rows)} timings"))
     if check.failures:
-        lines.append(f"{len(check.failures)} more could not be timed now")
-    return "\n".join(lines)
+        parts.append(Text(f"{len(check.failures)} more could not be timed now"))
+    return Section("Timings and their repetition", tuple(parts))
 
 
-def problems(timings: Timings) -> list[str]:
-    """Return the problems of a folder as lines."""
-    lines = [plain(problem) for problem in timings.problems]
-    remaining = len(lines) - MOST_REASONS
-    if not lines:
-        return []
-    return ["", f"{len(lines)} left out:", *lines[:MOST_REASONS], *([f"{remaining} more"] if remaining > 0 else [])]
+def problems(timings: Timings) -> tuple[Part, ...]:
+    """Return the problems of a folder."""
+    found = timings.problems
+    return (Table((f"{len(found)} left out",), tuple((problem,) for problem in found)),) if found else ()
 
 
 # --- plain values ---------------------------------------------------------------------------------------
@@ -192,7 +166,7 @@ def problems(timings: Timings) -> list[str]:
 def fill_as_json(
     name: str, pairs: Pairs, timings: Timings, new_timings: Sequence[Timing], seconds: float, startup_s: float = 0.0
 ) -> dict[str, Any]:
-    """Return all data that `fill_page` summarizes, as plain values."""
+    """Return all data that `fill_document` summarizes, as plain values."""
     calls, expected = coverage(pairs, timings)
     entries = [(timings.of([spec])[spec.key], count) for spec, count in pairs]
     return {
@@ -240,7 +214,7 @@ def _environment(timings: Timings, hash_: str, environment: Environment) -> dict
 
 
 def check_as_json(check: Check) -> dict[str, Any]:
-    """Return the data that `check_page` shows, as plain values."""
+    """Return the data that `check_document` shows, as plain values."""
     return {
         "median_percent_of_kept": None if check.median is None else round(100 * check.median, 3),
         "ninetieth_percent_of_kept": None if check.ninetieth is None else round(100 * check.ninetieth, 3),

@@ -1,24 +1,28 @@
-"""A bound as a section of a page: ladder, differences, waterfall by layer, and the calls with the longest path."""
+"""A bound as a document: ladder, differences, coverage, layers; on a page the waterfall, and the calls."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from xsp import sections
 from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, difference_name
-from xsp.bound.text import MOST_PROBLEMS
 from xsp.graph import section as graphs
 from xsp.graph.node import KnownBy
-from xsp.graph.text import shapes
+from xsp.graph.section import phase, shapes
 from xsp.scrub import plain
-from xsp.sections import Branch, Cell, Chart, Section, Series, Table, Text, Tree
-from xsp.texts import milliseconds
+from xsp.sections import Branch, Cell, Chart, Part, Section, Series, Table, Text, Tree
+from xsp.texts import at_least, milliseconds, ns_text
 
 SECTION = "bound"
 MOST_LAYERS = 40
+LARGEST_LAYERS = 5
+MOST_HOLES = 4
+"""Operators without a figure that are listed where there is little room."""
+
+MOST_PROBLEMS = 4
 MOST_CALLS = 5_000
 """Most nodes of a graph whose calls are shown singly: a page with more opens slowly."""
 
@@ -26,31 +30,26 @@ PATHS = (Rung.BEST, Rung.AS_RUN, Rung.CEILING, Rung.IN_PLACE)
 """Rungs whose longest path is marked, the first that has one."""
 
 
-def section(bound: Bound) -> Section:
-    """Return the section of a report: ladder with intervals, named differences, waterfall by layer, calls, holes."""
-    ladder = bound.ladder
-    totals = [bound.rungs[rung.value] for rung in ladder]
-    bars = Series("step", *(tuple(map(milliseconds, row)) for row in (
-        [total.sequential for total in totals], [total.low for total in totals], [total.high for total in totals]
-    )))  # fmt: skip
-    parts: list[sections.Part] = [Text(plain(_summary(bound)))]
-    if ladder:
-        labels = tuple(
-            NAMES[rung] + (" (at least)" if total.is_lower_limit else "")
-            for rung, total in zip(ladder, totals, strict=True)
-        )
-        parts.append(Chart("bars", "Ladder", "ms", labels, (bars,)))
-    if bound.differences:
-        rows = tuple(
-            (difference.name, NAMES[difference.below], NAMES[difference.above], milliseconds(difference.ns))
-            for difference in bound.differences
-        )
-        parts.append(Table(("difference", "from", "to", "time_ms"), rows, "Differences; they add up exactly"))
-    parts += [*_waterfall(bound), *_calls(bound)]
+def section(bound: Bound, *, details: bool = True) -> Section:
+    """Return a bound as a document: ladder with intervals, named differences, coverage, layers, and holes.
+
+    Args:
+        bound: any bound.
+        details: whether to add what a page has room for: the waterfall by layer, and the calls.
+    """
+    parts: list[Part] = [Text(text) for text in _conditions(bound)]
+    parts += [*_ladder(bound), *map(Text, _parallel(bound)), *map(Text, _coverage(bound)), *_layers(bound)]
+    parts += [*_waterfall(bound), *_calls(bound)] if details else []
     if bound.holes:
-        rows_ = tuple((hole.op, hole.reason, hole.calls, milliseconds(hole.expected_ns)) for hole in bound.holes)
-        parts.append(Table(("operator", "why", "calls", "expected_ms"), rows_, "Without a figure"))
-    return Section("Bound", tuple(parts))
+        holes = bound.holes if details else bound.holes[:MOST_HOLES]
+        rows = tuple((hole.op, milliseconds(hole.expected_ns), hole.calls, hole.reason) for hole in holes)
+        count = f"{sum(hole.calls for hole in bound.holes):,} calls of {len(bound.holes)} operators"
+        title = f"{'Not timed' if _has_figures(bound, Rung.AS_RUN) else 'Without a ceiling'}: {count}"
+        parts.append(Table(("operator", "expected_ms", "calls", "reason"), rows, title))
+    parts += [Text(problem) for problem in bound.problems[:MOST_PROBLEMS]]
+    if len(bound.problems) > MOST_PROBLEMS:
+        parts.append(Text(f"{len(bound.problems) - MOST_PROBLEMS} more in --format json"))
+    return Section("Bound" if details else bound.graph.name, tuple(parts))
 
 
 def write_section(bound: Bound, run: Path | str) -> Path | None:
@@ -58,10 +57,115 @@ def write_section(bound: Bound, run: Path | str) -> Path | None:
     return sections.write_if_run(Path(run), SECTION, section(bound))
 
 
+def is_foreign(bound: Bound) -> bool:
+    """Return whether the bound is for another device than that of the timings."""
+    return "environment" not in bound.settings
+
+
+def _conditions(bound: Bound) -> Iterator[str]:
+    """Yield what the figures are of."""
+    graph, settings = bound.graph, bound.settings
+    conditions = [f"{sum(bound.is_computing):,} computing calls"]
+    for name, text in (("batch", "batch {}"), ("dtype", "{}")):
+        if graph.settings.get(name):
+            conditions.append(text.format(graph.settings[name]))
+    if phase(graph):
+        conditions.append(phase(graph))
+    elif graph.settings.get("train") is not None:
+        conditions.append("training step" if graph.settings["train"] else "inference")
+    if settings.get("threads"):
+        conditions.append(f"{settings['threads']} threads")
+    if settings.get("state"):
+        conditions.append(f"caches {settings['state']}")
+    yield ", ".join(conditions)
+    if settings.get("ceilings") is not None:
+        yield f"ceilings of {settings['ceilings']['name']}"
+    if settings.get("processor_note"):
+        yield settings["processor_note"]
+    yield bound.scope_note
+
+
+def _ladder(bound: Bound) -> Iterator[Part]:
+    """Yield the rungs as bars, why some are missing, and the differences."""
+    totals = {rung: bound.rungs[rung.value] for rung in bound.ladder}
+    if totals:
+        bars = Series("step", *(tuple(map(milliseconds, row)) for row in (
+            [total.sequential for total in totals.values()], [total.low for total in totals.values()],
+            [total.high for total in totals.values()]
+        )))  # fmt: skip
+        labels = tuple(NAMES[rung] + " (at least)" * total.is_lower_limit for rung, total in totals.items())
+        yield Chart("bars", "Ladder", "ms", labels, (bars,))
+    timed = [] if is_foreign(bound) else [Rung.BEST, Rung.AS_RUN]
+    requested = [Rung.BLOCKS] if bound.settings.get("granularity") else []
+    for rung in (Rung.CEILING, *timed, *requested, Rung.MEASURED):
+        if rung not in totals and bound.absent.get(rung.value):
+            yield Text(f"{NAMES[rung]}: {bound.absent[rung.value]}")
+    if bound.differences:
+        top = totals[bound.ladder[-1]].sequential or 1.0
+        rows = tuple(
+            (delta.name if delta.calls is None else f"{delta.calls} {delta.name}", NAMES[delta.below],
+             NAMES[delta.above], milliseconds(delta.ns), 100 * delta.ns / top)
+            for delta in bound.differences
+        )  # fmt: skip
+        title = f"Differences, in percent of {NAMES[bound.ladder[-1]]}; they add up exactly"
+        yield Table(("difference", "from", "to", "time_ms", "share_percent"), rows, title)
+
+
+def _parallel(bound: Bound) -> Iterator[str]:
+    rung = next((rung for rung in (Rung.BEST, Rung.CEILING) if bound.rungs[rung.value].parallel is not None), None)
+    if rung is not None:
+        total = bound.rungs[rung.value]
+        without_limit = at_least(ns_text(total.parallel), total.is_lower_limit)
+        figures = f"{without_limit} without limit, at least {ns_text(total.machine)} here"
+        yield f"{NAMES[rung]}, in parallel: {figures}, {ns_text(total.schedule)} scheduled"
+    elif bound.graph.known_by is KnownBy.ORDER:
+        yield "in parallel: unknown, a trace has only the order of calls"
+
+
+def _coverage(bound: Bound) -> Iterator[str]:
+    for rung, label in ((Rung.CEILING, "ceilings"), (Rung.AS_RUN, "timings")):
+        coverage = bound.rungs[rung.value].coverage
+        if coverage.nodes or (rung is Rung.AS_RUN and not is_foreign(bound)):
+            time_ = "" if coverage.time is None else f", {100 * coverage.time:.1f} % of the expected time"
+            yield f"{label} of {coverage.nodes:,} of {coverage.of_nodes:,} calls{time_}"
+    if bound.join is not None:
+        rules = ", ".join(f"{count} by {name}" for name, count in bound.join.rules.items() if count)
+        planned, unplanned = len(bound.join.unmatched_nodes), len(bound.join.unmatched_calls)
+        yield f"trace {rules}; only in the graph {planned}, only in the trace {unplanned}"
+    if bound.ratio is not None:
+        faster = (
+            f"at most {1 / bound.ratio:.2f} times as fast with these calls"
+            if bound.ratio < 1
+            else "the step is faster than its calls alone"
+        )
+        yield f"best / measured {bound.ratio:.3f}: {faster}"
+    if bound.below_ceiling:
+        yield f"{bound.below_ceiling} calls are below their ceiling: cached data, or a machine busy when measured"
+    if bound.settings.get("at_the_floor"):
+        yield f"{bound.settings['at_the_floor']} calls take no longer than an empty call"
+
+
+def _layers(bound: Bound) -> Iterator[Part]:
+    rungs = [rung for rung in BY_NODE if _has_figures(bound, rung)]
+    largest = [layer for layer in bound.layers if layer.differences][:LARGEST_LAYERS]
+    if largest:
+        columns = ("layer", "largest difference", "time_ms", *(f"{NAMES[rung]}_ms" for rung in rungs))
+        rows = tuple(
+            (layer.name, name, milliseconds(ns), *(milliseconds(layer.ns.get(rung)) for rung in rungs))
+            for layer in largest
+            for name, ns in layer.differences[:1]
+        )
+        yield Table(columns, rows, "Layers with the largest differences")
+
+
+def _has_figures(bound: Bound, rung: Rung) -> bool:
+    return any(bound.figures.get(rung.value) or ())
+
+
 # --- the waterfall --------------------------------------------------------------------------------------------------
 
 
-def _waterfall(bound: Bound) -> list[sections.Part]:
+def _waterfall(bound: Bound) -> list[Part]:
     """Return a bar for each of the layers with the largest differences, and what has no bar."""
     bars = [(layer, steps) for layer in bound.layers if len(steps := _steps(layer)) > 1]
     if not bars:
@@ -75,7 +179,7 @@ def _waterfall(bound: Bound) -> list[sections.Part]:
         if name in names
     )
     labels = tuple(plain(layer.name) for layer, _ in largest)
-    parts: list[sections.Part] = [Chart("stacked", "Waterfall by layer", "ms", labels, series)]
+    parts: list[Part] = [Chart("stacked", "Waterfall by layer", "ms", labels, series)]
     notes = []
     if len(bars) > len(largest):
         notes.append(f"These are the {len(largest)} of {len(bars):,} layers with the largest differences.")
@@ -100,9 +204,9 @@ def _steps(layer: Layer) -> list[tuple[str, float]]:
 # --- the calls ------------------------------------------------------------------------------------------------------
 
 
-def _calls(bound: Bound) -> list[sections.Part]:
+def _calls(bound: Bound) -> list[Part]:
     """Return the longest path in words, and the modules with their calls and times; calls on the path are marked."""
-    rungs = [rung for rung in BY_NODE if any(bound.figures.get(rung.value) or ())]
+    rungs = [rung for rung in BY_NODE if _has_figures(bound, rung)]
     if not rungs:
         return []
     rung = next((rung for rung in PATHS if bound.rungs[rung.value].path), None)
@@ -147,13 +251,3 @@ def _path(bound: Bound, rung: Rung | None) -> str:
         f"takes {total.parallel / 1e6:.3g} ms of {total.sequential / 1e6:.3g} ms by the times of the estimate "
         f"{NAMES[rung]}."
     )
-
-
-def _summary(bound: Bound) -> str:
-    coverage = bound.coverage
-    time_ = "" if coverage.time is None else f", {100 * coverage.time:.1f} % of the expected time"
-    absent = "; ".join(f"{NAMES[Rung(rung)]}: {reason}" for rung, reason in bound.absent.items())
-    sentence = f"{coverage.nodes} of {coverage.of_nodes} calls have a figure{time_}."
-    doubts = "".join(f" {problem[:1].upper()}{problem[1:].rstrip('.')}." for problem in bound.problems[:MOST_PROBLEMS])
-    sentence += f" Figures are {bound.scope_note}."
-    return sentence + (f" Missing estimates: {absent}." if absent else "") + doubts

@@ -98,7 +98,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice, and try it if requested."""
     from xsp import advise
-    from xsp.advise import advisor, pictures, records, trialtext
+    from xsp.advise import advisor, pictures, records, text
     from xsp.device import machine
     from xsp.run import Machine
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "json":
             progress.write(json.dumps(asdict(history), indent=2) + "\n")
         else:
-            progress.echo(trialtext.history(history))
+            progress.echo(text.history_text(history))
         return 0
     if not args.sources:
         raise UsageError("name a run, a trace or a model: xsp advise runs/demo")
@@ -130,19 +130,15 @@ def run(args: argparse.Namespace) -> int:
         progress.write(_as_json(args, result))
         return 0
     if args.format != "json":
-        _print(args, context, result, records.history(this_machine).line)
+        # print the first screen and then all advice; for a model, or with questions that were chosen, only the advice
+        from xsp.advise import text
+        from xsp.report import firstscreen
+
+        if context.trace is not None and not args.only:
+            screen = firstscreen.first_screen(context.trace, args.source, ())
+            progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
+        progress.echo(text.page(result, args.limit, records.history(this_machine).line, bool(args.only)), flush=True)
     return 0 if plan is None else _try(args, result, plan)
-
-
-def _print(args: argparse.Namespace, context: AdviceContext, result: AdviceReport, history: str | None) -> None:
-    """Print the first screen and then all advice; for a model, or with questions that were chosen, only the advice."""
-    from xsp.advise import text
-    from xsp.report import firstscreen
-
-    if context.trace is not None and not args.only:
-        screen = firstscreen.first_screen(context.trace, args.source, ())
-        progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
-    progress.echo(text.page(result, args.limit, history, bool(args.only)), flush=True)
 
 
 def _check_trials(args: argparse.Namespace) -> None:
@@ -179,21 +175,21 @@ def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
 
 def _try(args: argparse.Namespace, result: AdviceReport, plan: Plan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
-    from xsp.advise import experiment, records, trialtext
+    from xsp.advise import experiment, records, text
     from xsp.device import machine
     from xsp.run import Machine
 
     selected = experiment.select(result.advice, args.tries)
     as_table = args.format == "table"
     if as_table:
-        progress.echo("\n" + (trialtext.head() if selected else "no advice can be tried without editing the code"))
+        progress.echo("\n" + (text.trial_head() if selected else "no advice can be tried without editing the code"))
     code = 0
     try:
         with progress.progress_bar(args.quiet) as show:
             for trial in experiment.run_trials(plan, selected, show):
                 records.save(trial, Machine.of(machine.describe()))
                 if as_table:
-                    progress.echo(trialtext.lines(trial), flush=True)
+                    progress.echo(text.trial_lines(trial), flush=True)
     except KeyboardInterrupt:
         progress.warn(f"xsp: interrupted; {len(plan.results)} of {len(selected)} trials were finished and are kept")
         code = INTERRUPTED

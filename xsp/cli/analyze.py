@@ -97,7 +97,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the runs, and print or write the named analyses; without names, print the first screen."""
-    files = [name for name in args.names if _is_file(name)]
+    files = [name for name in args.names if (options.find_analysis(name) is None and Path(name).is_file())]
     names = [name for name in args.names if name not in files]
     analyses = list({analysis.id: analysis for analysis in map(_find, names)}.values())
     _check(args, len(analyses))
@@ -108,7 +108,10 @@ def run(args: argparse.Namespace) -> int:
         if args.list:
             _list(traces[0])
         else:
-            _overview(traces[0], args.path)
+            # print the first screen of a trace
+            from xsp.report import firstscreen
+
+            progress.echo(firstscreen.text(firstscreen.first_screen(traces[0], args.path), progress.terminal_width()))
         return 0
     answers_by_name, refusals = _answers(analyses, traces)
     answers_by_name = {
@@ -208,11 +211,6 @@ def _output(content: str, out: Path | None) -> None:
         tablefiles.write_text(content, out)
 
 
-def _is_file(name: str) -> bool:
-    """Return whether a word after the first path is a file of another rank, and not the name of an analysis."""
-    return options.find_analysis(name) is None and Path(name).is_file()
-
-
 def _load_locally(args: argparse.Namespace, files: Sequence[str]) -> list[Trace]:
     from xsp.ingest import load
 
@@ -241,13 +239,6 @@ def _find(name: str) -> Analysis:
         hint = nearest(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
         raise UsageError(f"there is no analysis {name!r}{hint}")
     return analysis
-
-
-def _overview(trace: Trace, path: str) -> None:
-    """Print the first screen of a trace."""
-    from xsp.report import firstscreen
-
-    progress.echo(firstscreen.text(firstscreen.first_screen(trace, path), progress.terminal_width()))
 
 
 def _list(trace: Trace) -> None:

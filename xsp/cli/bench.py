@@ -34,8 +34,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xsp import terminal
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
+from xsp.sections import Section, Text
 from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
@@ -137,10 +139,10 @@ def run(args: argparse.Namespace) -> int:
     timings = Timings.open(args.timings)
     if actions[0] in ("source", "missing_of"):
         return _fill(args, timings, seconds)
-    page, content = {
+    document, content = {
         "list": _list, "check": _check, "compact": _compact, "export": _export, "import_": _import,
     }[actions[0]](args, timings, seconds)  # fmt: skip
-    _show(args, page, content)
+    _show(args, document, content)
     return 0
 
 
@@ -212,7 +214,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
-    _show(args, text.fill_page(*summary), text.fill_as_json(*summary))
+    _show(args, text.fill_document(*summary), text.fill_as_json(*summary))
     return 0
 
 
@@ -256,8 +258,10 @@ def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
         ranks = _numbers("--ranks", args.ranks or "2,3,4")
         lacks = [sentence for count in thread_counts for sentence in measured.missing(curves, ranks, count)]
     hint = ["run it again with a longer --budget, or fewer --ranks"] if lacks else []
-    page = "\n".join([curvetext.page(*summary), *text.problems(timings), *lacks, *hint])
-    _show(args, page, {**curvetext.as_json(*summary), "refused": list(request.refusals), "predict_lacks": lacks})
+    document = curvetext.document(*summary)
+    document = Section(document.title, (*document.parts, *text.problems(timings), *map(Text, [*lacks, *hint])))
+    content = {**curvetext.as_json(*summary), "refused": list(request.refusals), "predict_lacks": lacks}
+    _show(args, document, content, most_rows=1000)
     return 0
 
 
@@ -291,24 +295,24 @@ def _numbers(option: str, text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _list(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _list(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[Section, Any]:
     from xsp.bench import text
 
-    return text.list_page(timings), text.list_as_json(timings)
+    return text.list_document(timings), text.list_as_json(timings)
 
 
 def _check(
     args: argparse.Namespace, timings: Timings, seconds: float, is_included: Callable[[Spec], bool] = lambda spec: True
-) -> tuple[str, Any]:
+) -> tuple[Section, Any]:
     from xsp.bench import repeatability, text
 
     runtime = args.source if args.source in TRANSFER_SOURCES else None
     with progress.progress_bar(quiet=False) as show:
         result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=is_included)
-    return text.check_page(result), text.check_as_json(result)
+    return text.check_document(result), text.check_as_json(result)
 
 
-def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[Section, Any]:
     from xsp.bench import text
 
     parts = timings.compact()
@@ -316,28 +320,28 @@ def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tupl
     if parts and not timings:
         message = f"the {parts} files of this machine are unchanged: none of their timings is valid"
     content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
-    return "\n".join([message, *text.problems(timings)]), content
+    return Section(message, text.problems(timings)), content
 
 
-def _export(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _export(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[Section, Any]:
     from xsp.bench import text
 
     count = timings.export(args.export)
     message = f"{count:,} timings written to {args.export}; on another machine: xsp bench --import FILE"
-    return "\n".join([message, *text.problems(timings)]), {"exported": count, "problems": list(timings.problems)}
+    return Section(message, text.problems(timings)), {"exported": count, "problems": list(timings.problems)}
 
 
-def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[str, Any]:
+def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[Section, Any]:
     from xsp.bench import text
 
     count, environments = timings.import_file(args.import_)
     message = f"{count:,} timings of {environments} environments were added to {timings.folder}"
     content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
-    return "\n".join([message, *text.problems(timings)]), content
+    return Section(message, text.problems(timings)), content
 
 
-def _show(args: argparse.Namespace, page: str, content: Any) -> None:
+def _show(args: argparse.Namespace, document: Section, content: Any, most_rows: int = 12) -> None:
     if args.format == "json":
         progress.write(json.dumps(content, indent=2) + "\n")
     else:
-        progress.echo(page)
+        progress.echo(terminal.page(document, most_rows=most_rows))

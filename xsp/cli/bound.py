@@ -182,13 +182,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _phases(args: argparse.Namespace, bound: Bound) -> int:
     """Show a training step by its phases and layers."""
+    from xsp import terminal
     from xsp.bound import phases, phasestext
 
     training = phases.of(bound)
     if args.format == "json":
         progress.write(json.dumps(phasestext.as_json(training), indent=2) + "\n")
     else:
-        progress.echo(phasestext.page(training, args.source, _repeated_options(args)))
+        progress.echo(terminal.page(phasestext.section(training, args.source, _repeated_options(args))))
     return 0
 
 

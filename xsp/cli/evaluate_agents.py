@@ -23,6 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the agents."""
     from xsp.evaluate import rayagents, results, tables
+    from xsp.terminal import column_lines
 
     rayagents.connect(args.ray)
     agents, silent = rayagents.connected_agents()
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
              info.packages.get("torch", "-"), " ".join(f"{name}={value}" for name, value in info.labels.items()) or "-")
             for info in facts
         ]  # fmt: skip
-        progress.echo(tables.table(("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels"), rows, 2))
+        header = ("agent", "machine", "cores", "GiB", "GPUs", "torch", "labels")
+        progress.echo("\n".join(column_lines(header, rows, 2)))
     elif not silent:
         progress.echo(f"no agents; on each machine: xsp evaluate agent --ray {args.ray}")
     for name, reason in silent.items():

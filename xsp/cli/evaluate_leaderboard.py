@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 
+from xsp import terminal
 from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "show the results of a task, the best first"
@@ -59,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         progress.echo(tables.standing(rows, args.rows, args.by))
         for line in standings.conclusions(rows[: args.rows], prices):
-            for part in textwrap.wrap(line, tables.WIDTH, subsequent_indent="  "):
+            for part in terminal.wrapped(line):
                 progress.echo(part)
     return 0

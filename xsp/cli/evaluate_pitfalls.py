@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from xsp.evaluate import pitfalls, tables
+    from xsp.terminal import column_lines
 
     effects = pitfalls.rows(args.model, args.seed, data=args.data)
     if args.format == "json":
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
          f"{100 * effect.apart:.2g} %", tables.figure(effect.js))
         for effect in effects
     ]  # fmt: skip
-    progress.echo(tables.table(header, rows, 2))
+    progress.echo("\n".join(column_lines(header, rows, 2)))
     progress.echo("accuracy: share of images classified correctly; agreement: share classified as by the right steps;")
     progress.echo("features apart: distance relative to the norm of the correct ones; JS: divergence in nats")
     return 0

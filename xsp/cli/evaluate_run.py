@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from xsp.evaluate.agents import Agent, Options
     from xsp.evaluate.reading import LoadedManifest
     from xsp.evaluate.results import Result
-    from xsp.launch.models import Progress
 
 SUMMARY = "run manifests, and keep the results"
 
@@ -155,7 +154,7 @@ def run_manifests(args: argparse.Namespace, entries: list[LoadedManifest]) -> in
             failure_count += not suitable
             for agent in suitable:
                 try:
-                    paths.append(_submit(agent, entry, options, show))
+                    paths.append(agent.submit(entry.manifest, entry.folder, options, show))
                 except XspError as error:
                     failure_count += 1
                     progress.warn(f"xsp: {entry.manifest.title}: {error}")
@@ -229,7 +228,3 @@ def _print_results(args: argparse.Namespace, paths: list[Path], failure_count: i
         report = f", or xsp report {shlex.quote(str(run))}" if run.is_dir() else ""
         progress.echo(f"\nstored in {args.store}; next: xsp evaluate list{store_option}{report}")
     return 3 if failure_count else 0
-
-
-def _submit(agent: Agent, entry: LoadedManifest, options: Options, show: Progress) -> Path:
-    return agent.submit(entry.manifest, entry.folder, options, show)

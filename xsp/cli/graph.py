@@ -160,9 +160,10 @@ def run(args: argparse.Namespace) -> int:
 
         progress.write(json.dumps(as_json(graph), indent=2) + "\n")
     else:
-        from xsp.graph import text
+        from xsp import terminal
+        from xsp.graph import section
 
-        progress.echo(text.page(graph, args.depth))
+        progress.echo(terminal.page(section.section(graph, args.depth), most_rows=section.MOST_MODULES))
     return 0
 
 
@@ -192,6 +193,7 @@ def _graph(args: argparse.Namespace, source: Any, compared_source: str | None = 
 
 def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     """Show the calls that a graph does not need, and save the graph without them."""
+    from xsp import terminal
     from xsp.graph import rewrite
 
     result = rewrite.of(graph)
@@ -200,19 +202,20 @@ def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     if args.format == "json":
         progress.write(json.dumps(rewrite.as_json(result), indent=2) + "\n")
     else:
-        progress.echo(rewrite.page(result))
+        progress.echo(terminal.page(rewrite.section(result)))
     return 0
 
 
 def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
     """Show the differences between a graph and that of another source."""
+    from xsp import terminal
     from xsp.graph import difference
 
     result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
     if args.format == "json":
         progress.write(json.dumps(result.as_json(), indent=2) + "\n")
     else:
-        progress.echo(difference.page(result))
+        progress.echo(terminal.page(difference.section(result)))
     return 0
 
 
@@ -253,6 +256,7 @@ def _single_graph_options(args: argparse.Namespace) -> list[str]:
 
 def _show_shared_layers(args: argparse.Namespace) -> int:
     """Show which layers the models of a corpus share, or how its measures correlate with latencies."""
+    from xsp import terminal
     from xsp.graph import corpustext, sharing
     from xsp.report import html
 
@@ -268,11 +272,11 @@ def _show_shared_layers(args: argparse.Namespace) -> int:
     with progress.progress_bar(quiet=False) as show:
         shared = sharing.read(Path(args.source), patterns, show)
     if args.html is not None:
-        html.write_sections(args.html, Path(args.source).resolve().name, corpustext.sections(shared))
+        html.write_sections(args.html, Path(args.source).resolve().name, [corpustext.section(shared)])
     if args.format == "json":
         progress.write(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
     else:
-        progress.echo(corpustext.page(shared))
+        progress.echo(terminal.page(corpustext.section(shared)))
     return 0
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from xsp.cli import progress
 from xsp.errors import UsageError
-from xsp.run import Run
 
 SUMMARY = "read traces of other profilers, OTLP files or Jaeger's traces"
 
@@ -50,7 +49,11 @@ def run(args: argparse.Namespace) -> int:
         names = _mended(args.sources, Path(folder)) if args.repair else args.sources
         runs = sources.import_atomically(args.out, names, args.overwrite, keep_names=args.keep_names)
     for path, content in runs.items():
-        _print_source(path, content)
+        count = sum(source.spans or 0 for source in content.imported.sources) if content.imported is not None else 0
+        progress.echo(f"{path}: {count} spans read")
+        for note in content.notes:
+            if note.source == "import":
+                progress.warn(f"  {note.text}")
     if len(runs) == 1:
         _first_screen(next(iter(runs)))
     return 0
@@ -84,11 +87,3 @@ def _first_screen(path: Path) -> None:
     except XspError:
         return  # it was imported; what it lacks is said by the commands that read it
     progress.echo("\n" + firstscreen.text(screen, progress.terminal_width()))
-
-
-def _print_source(path: Path, run: Run) -> None:
-    count = sum(source.spans or 0 for source in run.imported.sources) if run.imported is not None else 0
-    progress.echo(f"{path}: {count} spans read")
-    for note in run.notes:
-        if note.source == "import":
-            progress.warn(f"  {note.text}")

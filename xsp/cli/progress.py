@@ -119,15 +119,11 @@ class Ending:
     def prepare(self, began_ns: int) -> None:
         """Import what `show_result` uses for a single run, while its storing process finishes it."""
         self.began_ns = began_ns
-        _import_for_result()
+        from xsp.advise import Needs, questions
 
-
-def _import_for_result() -> None:
-    from xsp.advise import Needs, questions
-
-    for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
-        import_module(name)
-    questions(Needs.TRACE)
+        for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
+            import_module(name)
+        questions(Needs.TRACE)
 
 
 def show_result(out: Path, remarks: bool = True, ending: Ending | None = None) -> None:

@@ -92,11 +92,26 @@ def run(args: argparse.Namespace) -> int:
 
     if args.levels == "once-each":  # the spelling in ADR 006
         args.once_each, args.levels = True, "M/L/G"
-    _check_options(args)
+    if args.resolve and args.otlp is not None:
+        raise UsageError(
+            "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
+        )
+    options.check_counting(args)
+    if args.resolve and args.once_each:
+        raise UsageError("--resolve needs the steps of one run: omit --once-each")
+    if args.counters and args.once_each:
+        raise UsageError("--counters needs the kernels of one run: omit --once-each")
+    if args.budget not in (None, "off") and (args.once_each or args.counters or args.resolve):
+        raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
     target = _target(args)
     job = target if isinstance(target, ranks.Job) else None
     if job is not None:
-        _check_job(job, args)
+        if args.budget is not None:
+            raise UsageError(
+                "--budget would record different steps on each rank: use --every N, the same on all of them"
+            )
+        if args.resolve or args.counters or args.once_each:
+            raise UsageError(f"--resolve, --counters and --once-each cannot be used with {job.name}: omit them")
     if isinstance(target, OtherInterpreter):
         xsp_options = args.typed[1 : len(args.typed) - len(args.words)]
         target.replace_process(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
@@ -152,27 +167,6 @@ def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
     if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target
     return target
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    if args.resolve and args.otlp is not None:
-        raise UsageError(
-            "--resolve finds parents after the run: omit --otlp, and send the run afterwards with `xsp export`"
-        )
-    options.check_counting(args)
-    if args.resolve and args.once_each:
-        raise UsageError("--resolve needs the steps of one run: omit --once-each")
-    if args.counters and args.once_each:
-        raise UsageError("--counters needs the kernels of one run: omit --once-each")
-    if args.budget not in (None, "off") and (args.once_each or args.counters or args.resolve):
-        raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
-
-
-def _check_job(job: Job, args: argparse.Namespace) -> None:
-    if args.budget is not None:
-        raise UsageError("--budget would record different steps on each rank: use --every N, the same on all of them")
-    if args.resolve or args.counters or args.once_each:
-        raise UsageError(f"--resolve, --counters and --once-each cannot be used with {job.name}: omit them")
 
 
 def _show(out: Path, quiet: bool, remarks: bool, ending: progress.Ending) -> None:

@@ -17,6 +17,7 @@ import json
 import os
 from pathlib import Path
 
+from xsp import terminal
 from xsp.cli import progress
 
 SUMMARY = "estimate whether sharing would pay"
@@ -52,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         progress.write(json.dumps(savings.estimate_json(args.source, tensors, constants), indent=1) + "\n")
     else:
-        progress.write(savings.estimate_text(args.source, tensors, constants) + "\n")
+        progress.write(terminal.page(savings.estimate_document(args.source, tensors, constants)) + "\n")
     return 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from xsp import terminal
 from xsp.cli import options, progress
 
 SUMMARY = "measure whether sharing pays"
@@ -45,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--seed: 0 or more")
     with progress.progress_bar(args.quiet) as show:
         result = measuring.measure(args.source, args.module, args.turns, args.seed, show)
-    progress.write(
-        (json.dumps(savings.as_json(result), indent=1) if args.format == "json" else savings.text(result)) + "\n"
-    )
+    text = json.dumps(savings.as_json(result), indent=1)
+    progress.write((text if args.format == "json" else terminal.page(savings.document(result))) + "\n")
     return 0

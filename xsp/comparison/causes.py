@@ -127,7 +127,7 @@ def on_device(comparison: Comparison) -> Iterator[str]:
         comparison.section("kernel class"),
         figure_unit(comparison),
     )
-    if not _are_on_both_sides(rows):
+    if not (any(row.a_ms for row in rows) and any(row.b_ms for row in rows)):
         return
     work = _total("device work", parts(rows))
     if abs(work.change_ms) < min_change_ms:
@@ -179,10 +179,6 @@ def layers(comparison: Comparison) -> Iterator[str]:
 
 def _layer(row: Row) -> Part:
     return Part(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
-
-
-def _are_on_both_sides(rows: Sequence[Row]) -> bool:
-    return any(row.a_ms for row in rows) and any(row.b_ms for row in rows)
 
 
 def _total(name: str, summands: Sequence[Part]) -> Part:

@@ -104,7 +104,12 @@ class Repeats:
             b: times of the second side, at least one.
         """
         if self.unit == "step":
-            return _compare_steps(a, b)
+            # compare the steps of two runs by both tests
+            means = stats.trimmed_mean(a), stats.trimmed_mean(b)
+            if min(len(a), len(b)) < STEPS.min_count:
+                return Evidence(*means, None, None, None, None)
+            result = _test_both(a, b, *means)
+            return result._replace(detectable=(result.detectable or 0.0) + START_SPREAD * means[0])
         return _compare_runs(a, b) if self.unit == "run" else _compare_turns(a, b, self.level)
 
     def verdict(self, result: Evidence, p: float | None, count: int) -> str:
@@ -164,15 +169,6 @@ def in_turns(max_turns: int, level: float) -> Repeats:
         f"{100 * ALPHA:.0f} % false alarms overall. {_DETECTABLE}"
     )
     return Repeats("turn", min_count=2, rule=rule, level=level)
-
-
-def _compare_steps(a: Sequence[float], b: Sequence[float]) -> Evidence:
-    """Compare the steps of two runs by both tests."""
-    means = stats.trimmed_mean(a), stats.trimmed_mean(b)
-    if min(len(a), len(b)) < STEPS.min_count:
-        return Evidence(*means, None, None, None, None)
-    result = _test_both(a, b, *means)
-    return result._replace(detectable=(result.detectable or 0.0) + START_SPREAD * means[0])
 
 
 def _test_both(a: Sequence[float], b: Sequence[float], mean_a: float, mean_b: float) -> Evidence:

@@ -365,7 +365,12 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _check_kind(self) -> Scenario:
         if self.driver == "loadgen":
-            self._check_loadgen()
+            if self.kind not in ("online", "multi-stream", "server", "offline"):
+                raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, but not {self.kind}")
+            if self.kind == "server" and self.latency_ms is None:
+                raise ValueError("LoadGen's server scenario needs latency_ms, the limit of its percentile")
+            if self.sizes != (1,):
+                raise ValueError("LoadGen's requests have one input; those of multi-stream have one per stream")
         if self.kind in ("poisson", "constant", "server", "burst") and self.rate is None:
             raise ValueError(f"a scenario {self.kind} needs a rate, in requests per second")
         if self.kind == "replay" and not self.times_s:
@@ -379,24 +384,13 @@ class Scenario(Part):
         if self.kind == "concurrent" and self.generation is None:
             raise ValueError("a concurrent load needs generation: other models serve one request at a time")
         if self.generation is not None:
-            self._check_generation()
+            if self.kind not in GENERATION_KINDS:
+                raise ValueError(f"generation has the loads {', '.join(GENERATION_KINDS)}, but not {self.kind}")
+            if self.driver == "loadgen":
+                raise ValueError("MLPerf's LoadGen does not time tokens; omit driver, or generation")
+            if self.sizes != (1,):
+                raise ValueError("a request with generation has one prompt: omit batch and batches")
         return self
-
-    def _check_generation(self) -> None:
-        if self.kind not in GENERATION_KINDS:
-            raise ValueError(f"generation has the loads {', '.join(GENERATION_KINDS)}, but not {self.kind}")
-        if self.driver == "loadgen":
-            raise ValueError("MLPerf's LoadGen does not time tokens; omit driver, or generation")
-        if self.sizes != (1,):
-            raise ValueError("a request with generation has one prompt: omit batch and batches")
-
-    def _check_loadgen(self) -> None:
-        if self.kind not in ("online", "multi-stream", "server", "offline"):
-            raise ValueError(f"MLPerf's LoadGen has online, multi-stream, server and offline, but not {self.kind}")
-        if self.kind == "server" and self.latency_ms is None:
-            raise ValueError("LoadGen's server scenario needs latency_ms, the limit of its percentile")
-        if self.sizes != (1,):
-            raise ValueError("LoadGen's requests have one input; those of multi-stream have one per stream")
 
     @property
     def sizes(self) -> tuple[int, ...]:

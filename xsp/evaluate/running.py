@@ -20,22 +20,11 @@ import numpy as np
 from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError, first_line
-from xsp.evaluate import (
-    agents,
-    contention,
-    datasets,
-    extras,
-    figures,
-    labelled,
-    pipeline,
-    predictors,
-    results,
-    userfunctions,
-)
+from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.generation import measuring as generation
 from xsp.evaluate.generation import timing
-from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, loadgen, schedules, search
+from xsp.evaluate.load import Clock, Requests, Schedule, VirtualClock, drive, latencies, loadgen, schedules, search
 from xsp.evaluate.manifest import Manifest, Scenario
 from xsp.evaluate.pipeline import Array
 from xsp.evaluate.predictors import Answer, Batch, Predictor
@@ -193,7 +182,7 @@ def _evaluate_predictions(
             **_measured_content(prepared, measurements),
             "open_ms": prepared.open_ns / 1e6,
             "parts": [
-                figures.of_part(manifest.scenario, batch_size, requests, measurements.search_result)
+                batch_figures(manifest.scenario, batch_size, requests, measurements.search_result)
                 | {"processor_ms": measurements.processor_ms.get(batch_size)}
                 for batch_size, requests in measurements.parts.items()
             ],
@@ -222,7 +211,7 @@ def _evaluate_generation(
         "simulated": False,
         "open_ms": generator.open_ns / 1e6,
         "parts": [
-            figures.of_part(scenario, 1, requests, None) | {"generation": timing.figures(generated, scenario)}
+            batch_figures(scenario, 1, requests, None) | {"generation": timing.figures(generated, scenario)}
         ],
         "notes": [
             *generator.notes,
@@ -485,7 +474,7 @@ def _measure_parts(
 
 def _drive_with_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
     """Return the requests that MLPerf's LoadGen issued."""
-    return loadgen.drive(
+    return loadgen.drive_loadgen(
         scenario.kind, serve, scenario.requests, scenario.rate, streams=scenario.streams, seed=scenario.seed,
         latency_ns=round(1e6 * scenario.latency_ms) if scenario.latency_ms else None, share=scenario.percentile / 100,
     ).requests  # fmt: skip
@@ -600,3 +589,69 @@ def _unmet_environment(manifest: Manifest) -> list[str]:
         for name, value in manifest.software.environment.items()
         if os.environ.get(name) != value
     ]
+
+
+# --- figures of a batch -----------------------------------------------------------------------------------------------
+# Figures of a result as plain data: latencies in milliseconds, rates per second.
+
+
+def batch_figures(
+    scenario: Scenario, batch: int, requests: Requests, search_result: search.SearchResult | None
+) -> dict[str, Any]:
+    """Return the figures of a batch size.
+
+    Args:
+        scenario: the load.
+        batch: inputs per request.
+        requests: its requests.
+        search_result: the search for the highest rate, if the scenario is one.
+    """
+    summary = latencies.summarise(requests, poisson=scenario.kind in ("poisson", "server", "max-rate"))
+    percentiles = {f"p{100 * percentile.share:g}": percentile for percentile in summary.percentiles}
+    interval = summary.trimmed_mean_interval_ns
+    return {
+        "batch": batch,
+        "requests": summary.requests,
+        "scheduled": requests.schedule_length,
+        "inputs": summary.inputs,
+        "open_loop": requests.is_open_loop,
+        "stopped": summary.stop_reason,
+        **{f"{name}_ms": percentile.value_ns / 1e6 for name, percentile in percentiles.items()},
+        "intervals_ms": {
+            name: [None if end is None else end / 1e6 for end in (percentile.low_ns, percentile.high_ns)]
+            for name, percentile in percentiles.items()
+        },
+        "trimmed_mean_ms": summary.trimmed_mean_ns / 1e6,
+        "trimmed_mean_interval_ms": None if interval is None else [end / 1e6 for end in interval.ends],
+        "service_ms": summary.service_ns / 1e6,
+        "inputs_per_s": summary.inputs_per_second,
+        "utilisation": summary.utilisation,
+        "late": summary.is_late,
+        "little_ratio": None if summary.little is None else _finite(summary.little.ratio),
+        "waiting_ms": summary.waiting_ns / 1e6,
+        "expected_waiting_ms": None if summary.expected_waiting_ns is None else summary.expected_waiting_ns / 1e6,
+        **({} if search_result is None else _search_figures(search_result)),
+    }
+
+
+def _search_figures(result: search.SearchResult) -> dict[str, Any]:
+    """Return the highest rate: the interval, and each probed rate."""
+    return {
+        "rate_low": result.low,
+        "rate_high": result.high,
+        "rate_estimate": result.estimate,
+        "rate_ended": result.end_reason,
+        "probes": [
+            {
+                "rate": probe.rate, "held": probe.status.value, "runs": probe.runs, "requests": probe.requests,
+                "percentile_ms": None if probe.value_ns is None else probe.value_ns / 1e6,
+                "interval_ms": [None if end is None else end / 1e6 for end in (probe.low_ns, probe.high_ns)],
+                "why": probe.reason,
+            }
+            for probe in result.probes
+        ],
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Results as tables of text, 80 columns wide."""
+"""Results as tables of text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from xsp.evaluate import labelled
 from xsp.evaluate.quality.judging import Judgement
 from xsp.evaluate.results import GENERATION_FIGURES, RUN, Result
 from xsp.evaluate.standings import Comparison, Standing
-from xsp.texts import cut, short_number
-
-WIDTH = 80
+from xsp.terminal import WIDTH, column_lines
+from xsp.texts import short_number
 
 KINDS = {"ttft": "first token", "itl": "between tokens", "tpot": "per token"}
 """The times of generated tokens, and their names in tables."""
@@ -43,7 +42,7 @@ def results_table(results: Sequence[Result]) -> str:
         notes.append("* the load was not as requested: stopped early, or its generator was late by over 1 %")
     if any("~" in row[5] for row in rows):
         notes.append("~ times reported by a simulator")
-    return "\n".join([table(header, rows, 3), *_generation_lines(results), *notes])
+    return "\n".join([*column_lines(header, rows, 3), *_generation_lines(results), *notes])
 
 
 def _generation_lines(results: Sequence[Result]) -> list[str]:
@@ -68,7 +67,7 @@ def _generation_lines(results: Sequence[Result]) -> list[str]:
         for result, found, _ in generated for name, kind in KINDS.items()
     ]  # fmt: skip
     header = ("result", "generated text", "p50 ms", "95 % interval", "p99 ms", "95 % interval")
-    lines = ["", table(header, rows, 2)]
+    lines = ["", *column_lines(header, rows, 2)]
     for result, found, scenario in generated:
         text = f"{result.name}: {figure(found['output_tokens_per_s'])} generated tokens/s"
         if found.get("goodput_share_interval") is not None:
@@ -103,24 +102,6 @@ def figure(value: float | None) -> str:
     return "-" if value is None else short_number(value)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
-    """Return a table: the first `text_columns` columns left-aligned, others right-aligned; the second is cut to fit."""
-    widths = [max(len(str(row[column])) for row in [header, *rows]) for column in range(len(header))]
-    excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
-    if excess > 0 and len(widths) > 1:
-        widths[1] = max(8, widths[1] - excess)
-    lines = []
-    for row in [header, *rows]:
-        cells = [
-            cut(str(cell), widths[column]).ljust(widths[column])
-            if column < text_columns
-            else str(cell).rjust(widths[column])
-            for column, cell in enumerate(row)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 # --- comparisons ------------------------------------------------------------------------------------------------------
 
 FIGURES = ("p50_ms", "p90_ms", "p99_ms", "trimmed_mean_ms", "inputs_per_s")
@@ -148,7 +129,7 @@ def comparison_text(comparison: Comparison) -> str:
             for k in labelled.TOP_KS
         ]
     if rows:
-        lines += [table(("figure", "batch", "before", "after", "change"), rows, 1), ""]
+        lines += [*column_lines(("figure", "batch", "before", "after", "change"), rows, 1), ""]
     else:
         lines += ["the results have no batch size in common", ""]
     lines += textwrap.wrap(f"outputs: {outputs_text(comparison)}", WIDTH, subsequent_indent="    ")
@@ -192,17 +173,11 @@ def _layer_lines(comparison: Comparison) -> list[str]:
         for layer in layers[:MOST_LAYERS]
     ]  # fmt: skip
     if rows:
-        lines += ["", _layer_table(rows)]
+        lines += ["", *column_lines(("layer", "before ms", "after ms", "change", "verdict"), rows, 1)]
     if len(layers) > MOST_LAYERS:
         lines.append(f"and {len(layers) - MOST_LAYERS:,} more layers, which changed by less")
     runs = [result.path / RUN for result in (comparison.before, comparison.after)]
     return [*lines, f"all of it: {shlex.join(['xsp', 'compare', *map(str, runs)])}"]
-
-
-def _layer_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of layers: long names lose their beginning, because their end distinguishes them."""
-    rows = [(row[0] if len(row[0]) <= 24 else "…" + row[0][-23:], *row[1:]) for row in rows]
-    return table(("layer", "before ms", "after ms", "change", "verdict"), rows, 1)
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -296,7 +271,7 @@ def standing(rows: Sequence[Standing], most: int, by: str = "inputs_per_s") -> s
     if ORDER_HEADINGS[by] not in header:
         header = (*header[:-1], ORDER_HEADINGS[by])
         cells = [(*line[:-1], order_cell(row, by)) for line, row in zip(cells, rows, strict=False)]
-    lines = [table(header, cells, 5)]
+    lines = column_lines(header, cells, 5)
     if len(rows) > most:
         lines.append(f"and {len(rows) - most} more rows: --rows {len(rows)}")
     return "\n".join(lines)

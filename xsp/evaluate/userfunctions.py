@@ -169,14 +169,12 @@ def work(parent: int, answers: int) -> None:
                 took_ns = time.perf_counter_ns() - begin
                 send({"data": _to_json(result), "took_ns": took_ns})
             except Exception as error:
-                send({"error": _error_text(error, file)})
-
-
-def _error_text(error: Exception, file: Path) -> str:
-    """Return an error's text, with the line of the innermost frame that is in the user's file."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
-    location = f"line {lines[-1]}: " if lines else ""
-    return f"{location}{type(error).__name__}: {first_line(error)[:200]}"
+                # an error's text, with the line of the innermost frame that is in the user's file
+                lines = [
+                    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file
+                ]
+                location = f"line {lines[-1]}: " if lines else ""
+                send({"error": f"{location}{type(error).__name__}: {first_line(error)[:200]}"})
 
 
 def _to_json(data: Any) -> Any:

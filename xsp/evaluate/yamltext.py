@@ -125,7 +125,14 @@ class _Converter:
             return [self.convert(child, (*path, index), ancestors) for index, child in enumerate(node.value)]
         if node.id == "mapping":
             return self._mapping(node, path, ancestors)
-        return self._scalar(node, kind, key)
+        value = str(node.value)
+        if kind == "null":
+            return None
+        if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
+            return value in _TRUE
+        if kind in ("int", "float") and not TEXT_KEYS.fullmatch(key):
+            return self._number(node, value, kind)
+        return value
 
     def _mapping(self, node: Node, path: ValuePath, ancestors: frozenset[int]) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -142,16 +149,6 @@ class _Converter:
             mapping[key.value] = converted
             self.lines[child_path] = key.start_mark.line + 1
         return mapping
-
-    def _scalar(self, node: Node, kind: str, key: str) -> Any:
-        value = str(node.value)
-        if kind == "null":
-            return None
-        if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
-            return value in _TRUE
-        if kind in ("int", "float") and not TEXT_KEYS.fullmatch(key):
-            return self._number(node, value, kind)
-        return value
 
     def _number(self, node: Node, value: str, kind: str) -> Any:
         digits = value.replace("_", "")

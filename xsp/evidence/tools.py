@@ -103,7 +103,12 @@ class Tools:
         except RecursionError:
             return error("the question, or the content of the trace, is nested too deeply")
         except Exception as failure:
-            if not _is_data_error(failure):
+            # whether an error comes from files or their content
+            import duckdb
+
+            if not isinstance(
+                failure, (OSError, duckdb.Error, ValueError, KeyError, TypeError, ArithmeticError, LookupError)
+            ):
                 raise
             self._loaded.clear()  # the files of loaded traces may have been replaced
             reason = next(iter(str(failure).splitlines()), type(failure).__name__)
@@ -135,13 +140,6 @@ class Tools:
             return load.load(place.path, kind=kind)
         except TraceError as failure:
             raise TraceError(str(failure).replace(str(place.path), place.name)) from failure
-
-
-def _is_data_error(failure: Exception) -> bool:
-    """Return whether an error comes from files or their content."""
-    import duckdb
-
-    return isinstance(failure, (OSError, duckdb.Error, ValueError, KeyError, TypeError, ArithmeticError, LookupError))
 
 
 def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -77,14 +77,11 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         file.write(",\n".join(_metadata(trace, layout.tracks, track_ids)))
         more_queries = [(query, [base]) for query in (traceevents.MEMORY, traceevents.FLOWS, COUNTERS)]
         for query, parameters in [*_slices(trace.con, base), *more_queries]:
-            _write_lines(trace.con.execute(query, parameters), file)
+            rows = trace.con.execute(query, parameters)
+            while batch := rows.fetchmany(_FETCH):
+                file.write("".join([f",\n{line}" for (line,) in batch]))
         file.write("\n]}\n")
     return layout.result()
-
-
-def _write_lines(rows: duckdb.DuckDBPyConnection, file: IO[str]) -> None:
-    while batch := rows.fetchmany(_FETCH):
-        file.write("".join([f",\n{line}" for (line,) in batch]))
 
 
 # --- numbers and names ------------------------------------------------------------------------------------

@@ -113,7 +113,10 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
     span_count = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = span_count
     if choice.weight == Weight.HOST:
-        stacks.written.changed["are on no thread, and so have no self time"] = _without_thread(trace.con)
+        rows = trace.con.execute(
+            f"SELECT count(*) FROM located_spans WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
+        ).fetchall()
+        stacks.written.changed["are on no thread, and so have no self time"] = int(rows[0][0])
     stacks.written.changed["have parents that form a cycle, and are left out"] = (
         layout.spans - layout.memory_changes - span_count
     )
@@ -171,13 +174,6 @@ def _times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
 def _finished_row(span: list[Any]) -> tuple[Any, ...]:
     _, _, trace_id, span_id, ns, root, root_ns = span
     return trace_id, span_id, max(ns, 0), root, root_ns
-
-
-def _without_thread(con: duckdb.DuckDBPyConnection) -> int:
-    rows = con.execute(
-        f"SELECT count(*) FROM located_spans WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
-    ).fetchall()
-    return int(rows[0][0])
 
 
 def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:

@@ -62,7 +62,10 @@ def collect(
         if conflicting:
             raise GraphError(f"{out}: has models of other settings ({conflicting[0].get('asked')}); give another --out")
         with (out / FILE).open("a", encoding="utf-8") as file, _Worker(limit_s) as worker:
-            _end_line(out / FILE, file)
+            # begin a new line after a truncated one
+            content = (out / FILE).read_bytes()
+            if content and not content.endswith(b"\n"):
+                file.write("\n")
             for done, spec in enumerate(specs):
                 progress(spec, done, len(specs))
                 if spec not in rows_by_spec:
@@ -109,13 +112,6 @@ def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
             keys |= {node.key for node in computing}
             curve.append((nodes, len(keys)))
     return curve
-
-
-def _end_line(path: Path, file: Any) -> None:
-    """Begin a new line after a truncated one."""
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        file.write("\n")
 
 
 class _Worker:

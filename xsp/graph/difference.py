@@ -9,9 +9,9 @@ from typing import Any
 
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Node
-from xsp.graph.text import shapes
-from xsp.scrub import plain
-from xsp.texts import amount, at_least, cut
+from xsp.graph.section import shapes
+from xsp.sections import Part, Section, Table, Text
+from xsp.texts import amount, at_least
 
 MOST_LINES = 12
 """Most lines per table."""
@@ -91,40 +91,25 @@ def of(first: Graph, second: Graph) -> GraphDifference:
     )
 
 
-def page(difference: GraphDifference) -> str:
-    """Return the difference as text that fits a terminal of 80 columns."""
-    lines = [f"first   {plain(difference.names[0])[:70]}", f"second  {plain(difference.names[1])[:70]}", ""]
-    lines += [
-        f"{difference.shared:,} calls in both, {difference.only[0]:,} only in the first, "
-        f"{difference.only[1]:,} in the second"
-    ]
+def section(difference: GraphDifference) -> Section:
+    """Return the difference as a document."""
+    (first, second), only = difference.names, difference.only
+    counts = f"{difference.shared:,} calls in both, {only[0]:,} only in the first, {only[1]:,} in the second"
+    parts: list[Part] = [Text(f"first {first}; second {second}."), Text(counts)]
     if difference.measures:
-        lines += ["", f"{'measure':28} {'first':>16} {'second':>16}"]
-        for name, a, b in difference.measures:
-            first, second = (
-                at_least(_cell(value), unknown > 0 and value is not None)
-                for value, unknown in zip((a, b), difference.unknown.get(name, (0, 0)), strict=True)
-            )
-            lines.append(f"{name[:28]:28} {first:>16} {second:>16}")
+        rows = tuple(
+            (name, *(at_least(_cell(value), unknown > 0 and value is not None)
+                     for value, unknown in zip(values, difference.unknown.get(name, (0, 0)), strict=True)))
+            for name, *values in difference.measures
+        )  # fmt: skip
+        parts.append(Table(("measure", "first", "second"), rows))
     if difference.calls:
-        lines += ["", f"{'call':36} {'inputs':28} {'first':>6} {'second':>7}"]
-        lines += [
-            f"{cut(plain(row.op), 36):36} {cut(plain(row.shapes), 28):28} {row.first:6} {row.second:7}"
-            for row in difference.calls[:MOST_LINES]
-        ]
-        lines += _omitted(len(difference.calls), "different calls")
+        calls = tuple((row.op, row.shapes, row.first, row.second) for row in difference.calls)
+        parts.append(Table(("call", "inputs", "first", "second"), calls))
     if difference.modules:
-        lines += ["", f"{'module':50} {'only first':>12} {'only second':>12}"]
-        lines += [
-            f"{cut(plain(name or '(outermost)'), 50):50} {a:12} {b:12}"
-            for name, a, b in difference.modules[:MOST_LINES]
-        ]
-        lines += _omitted(len(difference.modules), "modules")
-    return "\n".join(lines)
-
-
-def _omitted(count: int, label: str) -> list[str]:
-    return [f"{count - MOST_LINES} more {label}; --format json has all"] if count > MOST_LINES else []
+        modules = tuple((name or "(outermost)", a, b) for name, a, b in difference.modules)
+        parts.append(Table(("module", "only first", "only second"), modules))
+    return Section("Difference of two graphs", tuple(parts))
 
 
 def _op_name(node: Node) -> str:

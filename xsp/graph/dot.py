@@ -9,7 +9,7 @@ from xsp import atomic
 from xsp.errors import GraphError
 from xsp.graph.measures import critical
 from xsp.graph.node import EdgeKind, Graph
-from xsp.graph.text import shapes
+from xsp.graph.section import shapes
 from xsp.scrub import plain
 
 

@@ -386,11 +386,8 @@ class Draft:
                     ),
                 )
             )
-        outliving = {
-            *self._outliving,
-            *map(self.storage, self.outputs),
-            *(s for s in map(self.storage, outside) if s[0] < 0),
-        }
+        kept = (*self.outputs, *(origin for origin in outside if self.storage(origin)[0] < 0))
+        outliving = {*self._outliving, *map(self.storage, kept)}
         graph = replace(
             self.graph,
             nodes=tuple(nodes),

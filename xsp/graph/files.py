@@ -24,7 +24,6 @@ from xsp.graph.node import (
     KnownBy,
     Node,
     NodeKind,
-    Origin,
     Phase,
     Problem,
     Role,
@@ -138,7 +137,12 @@ def from_plain(document: dict[str, Any]) -> Graph:
     outputs = tuple(map(_pair, document.get("outputs", ())))
     outliving = tuple(map(int, document["kept"])) if "kept" in document else None
     _check(nodes, edges, values)
-    _check_outliving(nodes, values, outputs, outliving)
+    for maker, output in outputs:
+        if maker >= len(nodes) or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
+            raise ValueError(f"the step returns output {output} of node {maker}, which does not exist")
+    for number in outliving or ():
+        if not 0 <= number < len(values):
+            raise ValueError(f"value {number} is to outlive the step, and does not exist")
     return Graph(
         name=str(document["name"]),
         source=Source(document["source"]),
@@ -219,17 +223,6 @@ def _check(nodes: tuple[Node, ...], edges: tuple[Edge, ...], values: tuple[Value
         for number in (*node.reads, *node.returns, *node.writes):
             if not 0 <= number < len(values):
                 raise ValueError(f"there is no value {number}")
-
-
-def _check_outliving(
-    nodes: tuple[Node, ...], values: tuple[Value, ...], outputs: tuple[Origin, ...], outliving: tuple[int, ...] | None
-) -> None:
-    for maker, output in outputs:
-        if maker >= len(nodes) or (maker >= 0 and not 0 <= output < len(nodes[maker].call.outputs)):
-            raise ValueError(f"the step returns output {output} of node {maker}, which does not exist")
-    for number in outliving or ():
-        if not 0 <= number < len(values):
-            raise ValueError(f"value {number} is to outlive the step, and does not exist")
 
 
 def _read_node(

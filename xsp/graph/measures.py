@@ -40,7 +40,9 @@ def measures(graph: Graph) -> dict[str, Any]:
     flops = work.total(map(work.flops_of, computing))
     traffic = work.total(map(work.bytes_of, computing))
     is_complete = not flops.unknown and not traffic.unknown
-    by_role = _by_role(graph)
+    # the bytes of all storages of each role; None if one is unknown
+    first_values = {value.storage: value for value in reversed(graph.values)}.values()
+    by_role = {role: _total([value.bytes for value in first_values if value.role is role]) for role in Role}
     return {
         "nodes": len(graph.nodes),
         "views": None if is_order_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
@@ -96,12 +98,6 @@ def critical(graph: Graph) -> list[int]:
 
 def _total(figures: Sequence[int | None]) -> int | None:
     return None if None in figures else sum(filter(None, figures))
-
-
-def _by_role(graph: Graph) -> dict[Role, int | None]:
-    """Return the bytes of all storages of each role; None if one is unknown."""
-    first_values = {value.storage: value for value in reversed(graph.values)}.values()
-    return {role: _total([value.bytes for value in first_values if value.role is role]) for role in Role}
 
 
 def _input_elements(graph: Graph) -> int | None:

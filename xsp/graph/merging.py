@@ -287,7 +287,14 @@ def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
         planes = int(op[-2]) + 1
         return result_rows if is_single and len(shape) == planes + (rows is not None) else False
     if op in ("matmul", "mm"):
-        return _product(lanes, step, rows, result_rows)
+        left, right = (len(tensor.shape or ()) for tensor in step.call.inputs)
+        if step.op == "mm" and rows is None:
+            return False
+        if lanes[1] is None:
+            return result_rows if right == 2 and left >= (1 if rows is None else 2) else False
+        if lanes[0] is None:
+            return False
+        return result_rows if left == right and left >= (2 if rows is None else 3) else False
     if op == "embedding":
         return result_rows if lanes[0] is None and len(batched) == 1 else False
     if op == "scaled_dot_product_attention":
@@ -295,17 +302,6 @@ def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
         shared = len(lanes) == 3 or (len(lanes) == 4 and lanes[3] is None and len(mask) == 2)
         return result_rows if all(lanes[:3]) and shared and len(shape) >= (3 if rows is not None else 2) else False
     return False
-
-
-def _product(lanes: Sequence[_Lane | None], step: Step, rows: int | None, result_rows: int | None) -> int | None:
-    left, right = (len(tensor.shape or ()) for tensor in step.call.inputs)
-    if step.op == "mm" and rows is None:
-        return False
-    if lanes[1] is None:
-        return result_rows if right == 2 and left >= (1 if rows is None else 2) else False
-    if lanes[0] is None:
-        return False
-    return result_rows if left == right and left >= (2 if rows is None else 3) else False
 
 
 def _keeps_samples(step: Step, op: str, rows: int | None, dims: int) -> bool:

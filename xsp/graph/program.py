@@ -34,7 +34,11 @@ def load(path: Path) -> Graph:
         try:
             program = torch.export.load(path)
         except Exception as error:  # errors of archive, schema and unpickler have no common class
-            reason = first_line(_root(logged, error))[:200]
+            # the original error: torch logs it, and then raises a less specific one
+            root = logged[0] if logged else error
+            while root.__cause__ is not None:
+                root = root.__cause__
+            reason = first_line(root)[:200]
             raise GraphError(
                 f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, not "
                 "a program of torch.export, or written by another version: export it again with this one"
@@ -170,14 +174,6 @@ def _size(value: Any) -> Any:
     """Return a number; for a variable size, its value when the program was exported."""
     node = getattr(value, "node", None)
     return value if node is None else node.hint
-
-
-def _root(logged: list[BaseException], error: BaseException) -> BaseException:
-    """Return the original error: torch logs it, and then raises a less specific one."""
-    root = logged[0] if logged else error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    return root
 
 
 @contextlib.contextmanager

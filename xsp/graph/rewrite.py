@@ -17,7 +17,6 @@ is only counted and timed: the program does not change.
 
 from __future__ import annotations
 
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,9 +28,9 @@ from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
 from xsp.graph.rules import Finding
-from xsp.graph.text import total_text
+from xsp.graph.section import total_text
 from xsp.graph.work import Total
-from xsp.scrub import plain
+from xsp.sections import Part, Section, Table, Text
 
 RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
     "dead": rules.dead,
@@ -145,37 +144,29 @@ MOST_LINES = 20
 PAGE_MEASURES = ("nodes", "computing", "flops", "bytes", "longest_path", "peak_activation_bytes", "weight_bytes")
 
 
-def page(rewritten: RewrittenGraph) -> str:
-    """Return the measures before and after, and the changes, as text that fits a terminal of 80 columns."""
-    lines = [plain(rewritten.original.name), ""]
+def section(rewritten: RewrittenGraph) -> Section:
+    """Return the measures before and after, and the changes, as a document."""
     before, after = measures(rewritten.original), measures(rewritten.graph)
-    lines += [f"{'measure':28} {'before':>16} {'after':>16}"]
-    lines += [f"{name:28} {_cell(before, name):>16} {_cell(after, name):>16}" for name in PAGE_MEASURES]
+    rows = tuple((name, _cell(before, name), _cell(after, name)) for name in PAGE_MEASURES)
+    parts: list[Part] = [Table(("measure", "before", "after"), rows)]
     groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
     for change in rewritten.changes:
         groups[change.rule, change.description, change.changes_numbers].append(change)
     for (rule, description, effect), similar in list(groups.items())[:MOST_LINES]:
-        times = f", {len(similar)} times" if len(similar) > 1 else ""
-        lines += ["", *_wrapped(f"{rule}{times}: {description}", "")]
-        if effect is not None:
-            lines += _wrapped(f"changes results: {effect}", "  ")
+        text = f"{rule}{f', {len(similar)} times' if len(similar) > 1 else ''}: {description}"
         modules = list(dict.fromkeys(module for change in similar for module in change.modules))
-        if modules:
-            more = f" and {len(modules) - 6} more" if len(modules) > 6 else ""
-            lines += _wrapped(f"in {', '.join(modules[:6])}{more}", "  ")
+        text += f"; in {', '.join(modules[:6])}" if modules else ""
+        text += f" and {len(modules) - 6} more" if len(modules) > 6 else ""
+        parts.append(Text(text if effect is None else f"{text}; changes results: {effect}"))
     if not rewritten.changes:
-        lines += ["", "no removable calls were found"]
+        parts.append(Text("no removable calls were found"))
     if len(groups) > MOST_LINES:
-        lines += ["", f"{len(groups) - MOST_LINES} more; --format json has all"]
-    return "\n".join(lines)
+        parts.append(Text(f"{len(groups) - MOST_LINES} more; --format json has all"))
+    return Section(rewritten.original.name, tuple(parts))
 
 
 def _cell(figures: Mapping[str, Any], name: str) -> str:
     return total_text(Total(figures[name], figures.get(f"{name}_unknown", 0)))
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(plain(text), 79, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
 def as_json(rewritten: RewrittenGraph) -> dict[str, Any]:

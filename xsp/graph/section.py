@@ -1,18 +1,19 @@
-"""A graph as a section of a page: its measures, and the modules with their calls; the longest path is marked."""
+"""A graph as a document: its measures, modules, and operators or calls; the longest path is marked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from xsp import sections
-from xsp.graph import memory, moduletable, work
+from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.measures import critical, measures
-from xsp.graph.node import Graph, KnownBy
-from xsp.graph.text import shapes, sizes, total_text
-from xsp.sections import Branch, Cell, Section, Table, Text, Tree
-from xsp.texts import amount
+from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
+from xsp.scrub import plain
+from xsp.sections import Branch, Cell, Part, Section, Table, Text, Tree
+from xsp.texts import amount, at_least
 
 NAME = "graph"
 
@@ -22,10 +23,7 @@ MOST_NODES = 20_000
 MOST_MODULES = 2_000
 """Most modules in the table of modules."""
 
-SECTION_MEASURES = (
-    "nodes", "computing", "unique", "parameters", "flops", "flops_unknown", "bytes", "bytes_unknown", "longest_path",
-    "diameter", "width", "parallelism", "intensity", "peak_activation_bytes",
-)  # fmt: skip
+MOST_OPERATORS = 12
 
 
 @dataclass
@@ -64,29 +62,107 @@ def write(graph: Graph, run: Path) -> Path:
     return sections.write(run, NAME, section(graph))
 
 
-def section(graph: Graph) -> Section:
-    """Return the section of a graph in the report."""
-    figures = measures(graph)
-    settings = ", ".join(f"{name} {value}" for name, value in graph.settings.items() if value is not None)
-    summary = f"{graph.name}: {graph.counts}, edges known by {graph.known_by.value}; {settings}"
-    rows = tuple((name.replace("_", " "), figures[name]) for name in SECTION_MEASURES)
-    parts: list[sections.Part] = [Text(summary), Table(("measure", "value"), rows, "Measures")]
+def section(graph: Graph, levels: int | None = None) -> Section:
+    """Return a graph as a document: measures, memory, modules, problems, and the operators or the calls.
+
+    Args:
+        graph: any graph.
+        levels: number of levels of modules for a short form, which has the operators with the most work; by default
+            all modules, and the calls.
+    """
+    figures, settings = measures(graph), graph.settings
+    summary = f"{_conditions(graph)}; {graph.counts}, edges known by {graph.known_by.value}"
+    parts: list[Part] = [Text(summary if levels is not None else f"{graph.name}: {summary}")]
+    parts.append(Table(("measure", "value", "note"), tuple(_measures(graph, figures)), "Measures"))
     found = memory.of(graph)
     if found is not None:
-        parts.append(
-            Table(("part", "bytes"), tuple(found.parts.items()), f"Memory at the peak, in {found.phase.value}")
-        )
-    modules = moduletable.rows(graph)[:MOST_MODULES]
-    if len(modules) > 1:
+        step = "" if found.phase is Phase.FORWARD and not settings.get("train") else f", in {found.phase.value}"
+        rows = (("all", found.bytes), *((part, size) for part, size in found.parts.items() if size))
+        parts.append(Table(("part", "memory_bytes"), rows, f"Memory at the peak{step}"))
+    parts += [_operators(graph)] if levels is not None else []
+    modules = moduletable.rows(graph)
+    shown = [row for row in modules if levels is None or row.depth <= levels][:MOST_MODULES]
+    if len(modules) > 1 and levels != 0:
         columns = ("module", "class", "output", "parameters", "FLOPs", "bytes")
-        parts.append(Table(columns, tuple(map(_module_cells, modules)), "Modules"))
+        parts.append(Table(columns, tuple(map(_module_cells, shown)), "Modules"))
+        if levels is not None and len(shown) < len(modules):
+            parts.append(Text(f"{len(modules) - len(shown)} more modules in these; --depth N shows N levels"))
     if graph.problems:
         parts.append(Table(("where", "what could not be captured"), tuple((p.where, p.reason) for p in graph.problems)))
+    if levels is not None:
+        return Section(graph.name, tuple(parts))
     if len(graph.nodes) <= MOST_NODES:
         parts.append(_tree(graph))
     else:
         parts.append(Text(f"Its {len(graph.nodes):,} calls are not listed; the limit is {MOST_NODES:,}."))
     return Section("Graph", tuple(parts))
+
+
+def _conditions(graph: Graph) -> str:
+    """Return what was captured: `capture eager, batch 8, training step, float32`."""
+    settings = graph.settings
+    parts = [f"{graph.source.value} {settings.get('rung') or ''}".rstrip()]
+    parts += [f"batch {settings['batch']}"] if settings.get("batch") else []
+    if phase(graph):
+        parts.append(phase(graph))
+    elif settings.get("train") is not None:
+        parts.append("training step" if settings["train"] else "inference")
+    return ", ".join([*parts, *([str(settings["dtype"])] if settings.get("dtype") else [])])
+
+
+def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[Cell, ...]]:
+    computing = figures["computing"]
+    share = f"{100 * figures['unique'] / computing:.1f} % of the computing nodes" if computing else ""
+    kinds = [f"{figures[name]} {name}" for name in ("views", "creates", "random", "opaque") if figures[name]]
+    flops, traffic = (work.Total(figures[name], figures[f"{name}_unknown"]) for name in ("flops", "bytes"))
+    path = f"computing nodes; width {figures['width']}, parallelism {figures['parallelism']}"
+    weights = figures["weight_bytes"]
+    return [
+        ("nodes", figures["nodes"], ""),
+        ("computing", computing, ", ".join(kinds)),
+        ("unique", figures["unique"], share),
+        ("edges", figures["edges"], f"of data, known by {graph.known_by.value}"),
+        ("parameters", figures["parameters"], "" if weights is None else f"{amount(weights, 'B')} of weights"),
+        ("input", figures["input_elements"], "elements, all samples of the batch"),
+        ("FLOPs", total_text(flops), _partly("a multiply-add is 2", flops, graph, work.flops_of)),
+        ("bytes", total_text(traffic, "B"), _partly("compulsory", traffic, graph, work.bytes_of)),
+        ("longest path", figures["longest_path"], "" if graph.known_by is KnownBy.ORDER else path),
+        ("diameter", figures["diameter"], _diameter(graph, figures)),
+        ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
+    ]
+
+
+def _diameter(graph: Graph, figures: dict[str, Any]) -> str:
+    if figures["diameter"] is None and graph.known_by is not KnownBy.ORDER:
+        return f"not computed beyond {paths.MOST_NODES:,} nodes"
+    return "the longest of all shortest paths"
+
+
+def _partly(convention: str, figures: work.Total, graph: Graph, figure: Callable[[Node], int | None]) -> str:
+    """Return the convention of a sum; if it has unknown parts, their number and the operators that have them."""
+    if not figures.unknown:
+        return convention
+    operators = list(dict.fromkeys(plain(node.call.op)[:40] for node in graph.computing if figure(node) is None))
+    names = operators[0] + (f" and {len(operators) - 1} more" if len(operators) > 1 else "")
+    calls = f"{figures.unknown:,} call{'s' * (figures.unknown > 1)}"
+    return f"{'at least; ' if figures.known is not None else ''}{calls} unknown: {names}"
+
+
+def _operators(graph: Graph) -> Table:
+    """Return a table of the computing operators, by FLOPs and then by bytes in descending order."""
+    groups: dict[str, list[Node]] = {}
+    for node in graph.computing:
+        groups.setdefault(node.call.op, []).append(node)
+    flops = {name: work.total(map(work.flops_of, nodes)) for name, nodes in groups.items()}
+    traffic = {name: work.total(map(work.bytes_of, nodes)) for name, nodes in groups.items()}
+    order = sorted(groups, key=lambda name: (-(flops[name].known or 0), -(traffic[name].known or 0), name))
+    rows = tuple(
+        (name, len(groups[name]), len({node.key for node in groups[name]}), total_text(flops[name]),
+         total_text(traffic[name], "B"))
+        for name in order[:MOST_OPERATORS]
+    )  # fmt: skip
+    title = f"Operators, {MOST_OPERATORS} of {len(order)}" if len(order) > MOST_OPERATORS else "Operators"
+    return Table(("operator", "calls", "unique", "FLOPs", "bytes"), rows, title)
 
 
 def branch(
@@ -142,3 +218,29 @@ def _all_nodes(module: Module) -> Iterator[int]:
         current = pending.pop()
         yield from current.nodes
         pending += current.children.values()
+
+
+# --- parts as text ----------------------------------------------------------------------------------------------------
+# Parts of a graph as text: shapes, sums of its figures, its phase.
+
+
+def total_text(figures: work.Total, unit: str = "") -> str:
+    """Return a sum as `amount` does; with `≥` before it if some of its figures are unknown."""
+    return at_least(amount(figures.known, unit), figures.unknown > 0)
+
+
+def shapes(node: Node, most: int = 4) -> str:
+    """Return the shapes of a node's first inputs, such as `1×3×224×224, 64×3×7×7`."""
+    texts = list(map(sizes, node.call.inputs))
+    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
+
+
+def sizes(tensor: Tensor) -> str:
+    """Return the shape of a tensor, such as `64×3×7×7`."""
+    return "?" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "number"
+
+
+def phase(graph: Graph) -> str:
+    """Return the phase of a language model that a graph covers, such as `decode 512`; empty if none."""
+    parts = [f"{name} {graph.settings[name]}" for name in ("prefill", "decode") if graph.settings.get(name)]
+    return ", ".join(parts)

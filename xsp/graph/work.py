@@ -206,12 +206,6 @@ def _objects(call: Call) -> Iterator[str]:
                 yield element
 
 
-def _is_sparse_product(call: Call) -> bool:
-    """Return whether a product has a sparse tensor, whose number of elements is not recorded."""
-    sparse = any(":" in (tensor.dtype or "") for tensor in call.inputs)
-    return sparse and (call.op in COMPOSITE or MAY_MULTIPLY.search(call.op) is not None)
-
-
 def _routed(call: Call, stack: int) -> int:
     """Return the expected bytes of the matrices to which rows are routed, if each row chooses uniformly."""
     rows, matrices = call.inputs[0].shape, call.inputs[1].shape
@@ -227,7 +221,9 @@ def flops_of(node: Node) -> int | None:
         return 0
     if node.stated_work is not None:
         return node.stated_work[0]
-    if _is_sparse_product(call):
+    # whether a product has a sparse tensor, whose number of elements is not recorded
+    sparse = any(":" in (tensor.dtype or "") for tensor in call.inputs)
+    if sparse and (call.op in COMPOSITE or MAY_MULTIPLY.search(call.op) is not None):
         return None
     if call.op.startswith("onnx::") and node.kind is NodeKind.OPAQUE:
         return None

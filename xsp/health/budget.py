@@ -16,7 +16,9 @@ def findings(trace: Trace) -> Iterator[Finding]:
         budget = run.budget
         if run.finished and budget is not None and budget.asked_percent is not None:
             yield _compliance(budget, budget.asked_percent)
-            yield from _omitted_rungs(budget)
+            for rung, steps in budget.left_out.items():
+                reason = f"it allows one in {steps} steps" if steps else "shallower levels already exceed the budget"
+                yield Finding(Severity.NOTE, recording(rung), f"was left out because of the budget: {reason}")
 
 
 def _compliance(budget: Budget, asked_percent: float) -> Finding:
@@ -38,9 +40,3 @@ def _compliance(budget: Budget, asked_percent: float) -> Finding:
         ": the first steps of each level set cost more than the budget allowed so far; run more steps or fewer levels"
     )
     return Finding(Severity.WARNING if low > asked_percent else Severity.NOTE, "budget", text)
-
-
-def _omitted_rungs(budget: Budget) -> Iterator[Finding]:
-    for rung, steps in budget.left_out.items():
-        reason = f"it allows one in {steps} steps" if steps else "shallower levels already exceed the budget"
-        yield Finding(Severity.NOTE, recording(rung), f"was left out because of the budget: {reason}")

@@ -60,7 +60,19 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _program(trace.run)
     yield from _outside_step(trace)
     yield from _step_kinds(trace)
-    yield from _guessed_batch(trace)
+    kind = next((entry for entry in trace.run.kinds if entry.kind == trace.kind), None)
+    if kind is not None and kind.get("batch_source") == "guess":
+        shapes = [call["shape"] for call in kind.calls if call.get("shape")]
+        hint = (
+            ", whose inputs have one dimension and may be one sample"
+            if all(len(shape) == 1 for shape in shapes)
+            else ""
+        )
+        text = (
+            f"the samples per step are guessed from its calls ({kind['batch_size']}){hint}: "
+            "set --batch-size N, batch_size=N or prof.step(batch_size=N)"
+        )
+        yield Finding(Severity.WARNING, "samples", text, "B")
     yield from _cold_steps(trace)
     yield from _slower_since_recording(trace)
     yield from _drifts(trace)
@@ -152,22 +164,6 @@ def _step_kinds(trace: Trace) -> Iterator[Finding]:
     for iteration in missing:
         text = f"no step of kind {names.get(iteration.kind, iteration.kind)} was recorded; {iteration.steps} ran"
         yield Finding(Severity.WARNING, "kinds", text, "B")
-
-
-def _guessed_batch(trace: Trace) -> Iterator[Finding]:
-    kind = next((entry for entry in trace.run.kinds if entry.kind == trace.kind), None)
-    if kind is not None and kind.get("batch_source") == "guess":
-        shapes = [call["shape"] for call in kind.calls if call.get("shape")]
-        hint = (
-            ", whose inputs have one dimension and may be one sample"
-            if all(len(shape) == 1 for shape in shapes)
-            else ""
-        )
-        text = (
-            f"the samples per step are guessed from its calls ({kind['batch_size']}){hint}: "
-            "set --batch-size N, batch_size=N or prof.step(batch_size=N)"
-        )
-        yield Finding(Severity.WARNING, "samples", text, "B")
 
 
 def _cold_steps(trace: Trace) -> Iterator[Finding]:

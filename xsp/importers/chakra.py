@@ -164,7 +164,10 @@ def _match(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> None:
         losses.note(f"{Path(source).name}: its {nodes} operators have no rf_id, so none could be matched")
         return
     most_matches, how = 0, ""
-    for numbering in _numberings(con):
+    # queries of spans with the number that may be their `rf_id`
+    has_operators = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
+    by_record = ["SELECT number, record_function_id AS id FROM operators"] if has_operators else []
+    for numbering in [*by_record, "SELECT number, operator AS id FROM raw_spans"]:
         con.execute(_PAIRS.format(numbers=numbering).replace("chakra_pairs", "chakra_candidates"))
         ((matches,),) = con.execute("SELECT count(*) FROM chakra_candidates").fetchall()
         if matches > most_matches and _fits(con, numbering, matches):
@@ -238,13 +241,6 @@ def _match_by_order(con: duckdb.DuckDBPyConnection) -> int:
     )
     con.execute("DROP TABLE chakra_ordered")
     return len(pairs)
-
-
-def _numberings(con: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return queries of spans with the number that may be their `rf_id`."""
-    has_operators = con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'operators'").fetchall()
-    by_record = ["SELECT number, record_function_id AS id FROM operators"] if has_operators else []
-    return [*by_record, "SELECT number, operator AS id FROM raw_spans"]
 
 
 _PAIRS = f"""

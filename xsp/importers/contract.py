@@ -11,6 +11,7 @@ and a span id, so a span that is read twice counts once. Rows of a source withou
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import zlib
 from collections import Counter
@@ -24,6 +25,7 @@ import duckdb
 
 from xsp import plugins
 from xsp.errors import PluginError, TraceError
+from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Span
 
 GROUP = "xsp.importers"
@@ -388,3 +390,50 @@ def read_error(source: Path | str, error: Exception, place: str = "") -> TraceEr
         reason = getattr(error, "strerror", None) or str(error)
     location = f"{source}, {place}" if place else f"{source}"
     return TraceError(f"{location}: {reason}")
+
+
+# --- claims of several importers on a file ----------------------------------------------------------------------------
+# Descriptions of runs and devices as sources state them. Only values of the expected type are used.
+
+_ID = re.compile(r"[0-9a-f]{1,32}")
+
+
+def run_of(text: str, losses: Losses) -> Run | None:
+    """Parse a `run.json`; fields of unexpected types are left out.
+
+    Args:
+        text: JSON.
+        losses: counts fields that were left out.
+
+    Returns:
+        The run, which has an `id`; None if the text does not describe a run.
+    """
+    try:
+        run = Run.of(json.loads(text, parse_constant=_refuse))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        run = Run.of({})
+    if run.id is None or not _ID.fullmatch(run.id):
+        losses.changed["description of a run that is not valid"] += 1
+        return None
+    for name in run.misfits:
+        losses.changed[f"field {name} of a run left out: it does not have xsp's type"] += 1
+    return Run.of({name: value for name, value in run.items() if name not in _DIRECTORY_FIELDS})
+
+
+def device(name: str, sms: Any, memory_bytes: Any, major: Any, minor: Any, warp_size: Any) -> dict[str, Any]:
+    """Return the properties of a device in the form of `run.json`; values that the source does not state are None."""
+    return {
+        "name": name,
+        "sms": sms,
+        "memory_bytes": memory_bytes,
+        "compute": None if major is None or minor is None else f"{major}.{minor}",
+        "warp_size": warp_size,
+    }
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DIRECTORY_FIELDS = frozenset({"format", "parts", "ranks", "imported", "received", "delivery"})
+"""Fields about the run directory itself; the process that writes the directory sets them."""

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import claims, kineto_counters, kineto_rows, kineto_whole, traceevents
+from xsp.importers import contract, kineto_counters, kineto_rows, kineto_whole, traceevents
 from xsp.importers.contract import Losses, SourceInfo, TableImporter
 from xsp.importers.kineto_rows import parse_integer
 
@@ -124,7 +124,7 @@ def _run(keys: dict[str, Any]) -> dict[str, Any]:
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
     keys = ("numSms", "totalGlobalMem", "computeMajor", "computeMinor", "warpSize")
-    return claims.device(str(properties.get("name", ""))[:256], *(parse_integer(properties.get(key)) for key in keys))
+    return contract.device(str(properties.get("name", ""))[:256], *(parse_integer(properties.get(key)) for key in keys))
 
 
 def _is_plain(value: Any) -> bool:

@@ -16,7 +16,7 @@ import duckdb
 
 from xsp import atomic, table
 from xsp.errors import TraceError
-from xsp.importers import claims, nsys_activities, nsys_metrics, nsys_ranges
+from xsp.importers import contract, nsys_activities, nsys_ranges
 from xsp.importers.contract import (
     CPU_SAMPLES,
     CUDA_BACKTRACES,
@@ -24,6 +24,7 @@ from xsp.importers.contract import (
     MAX_TIME_NS,
     OS_BACKTRACES,
     RAW_COLUMNS,
+    SAMPLES,
     Losses,
     SourceInfo,
     TableImporter,
@@ -31,7 +32,7 @@ from xsp.importers.contract import (
 )
 from xsp.importers.nsys_tables import SQLITE, Export, create_macros, drop_tables
 from xsp.importers.rocprof import is_rocpd
-from xsp.schema import Level
+from xsp.schema import SAMPLE_COLUMNS, Level
 
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 
@@ -49,9 +50,11 @@ CALLCHAINS = {
 }  # fmt: skip
 """Tables of stacks, which are not read; they are counted, because recording them slows the host down."""
 
+METRIC_TABLES = ("GPU_METRICS", "TARGET_INFO_GPU_METRICS")
+
 METADATA_TABLES = {"NVTX_EVENTS", "StringIds", "PROCESSES", "ProcessStreams", "ThreadNames", "MODULES",
                    "EXPORT_META_DATA", "CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS",
-                   *nsys_metrics.TABLES}  # fmt: skip
+                   *METRIC_TABLES}  # fmt: skip
 """Tables that hold no spans."""
 
 _GPU = {"id": "BIGINT", "name": "VARCHAR", "smCount": "BIGINT", "totalMemory": "BIGINT", "computeMajor": "BIGINT",
@@ -134,7 +137,7 @@ def _run(export: Export, losses: Losses) -> dict[str, Any]:
 
 def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
-    properties = [claims.device(*row[1:]) for row in ordered]
+    properties = [contract.device(*row[1:]) for row in ordered]
     return {"devices": [device["name"] or "unknown" for device in properties], "device_properties": properties}
 
 
@@ -165,7 +168,7 @@ def _copy(con: duckdb.DuckDBPyConnection, export: Export) -> None:
     create_macros(con)
     nsys_activities.copy(con, export)
     nsys_ranges.copy(con, export)
-    nsys_metrics.copy(con, export)
+    copy_metrics(con, export)
     export.copy_strings(
         con, f"SELECT DISTINCT id FROM ({nsys_activities.names()} UNION {nsys_ranges.names()}) WHERE id IS NOT NULL"
     )
@@ -193,7 +196,7 @@ def _fill(con: duckdb.DuckDBPyConnection, losses: Losses, epoch: int) -> None:
     table.create(con, "raw_spans", RAW_COLUMNS)
     nsys_activities.fill(con, losses)
     nsys_ranges.fill(con, losses)
-    nsys_metrics.fill(con, losses, epoch)
+    fill_metrics(con, losses, epoch)
     ((deleted,),) = con.execute(
         f"DELETE FROM raw_spans WHERE start_ns NOT BETWEEN {-epoch} AND {MAX_TIME_NS - epoch} OR dur_ns > {MAX_TIME_NS}"
     ).fetchall()
@@ -233,3 +236,53 @@ def _find_forward(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     ).fetchall()
     if unmatched:
         losses.note(f"{unmatched} backward operators whose forward operator is unknown")
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+# The samples of a device's hardware metrics in an nsys export (`--gpu-metrics-devices`), as samples beside the
+# spans.
+#
+# `GPU_METRICS` has a row for each metric at each moment; `TARGET_INFO_GPU_METRICS` has their names, with the unit
+# in brackets. The lowest byte of `typeId` is the number of the GPU on the machine.
+
+
+def copy_metrics(con: duckdb.DuckDBPyConnection, export: Export) -> None:
+    """Copy the tables of metrics into the engine.
+
+    Raises:
+        TraceError: one cannot be read.
+    """
+    ids = {"typeId": "BIGINT", "metricId": "BIGINT"}
+    export.copy(con, METRIC_TABLES[0], "nsys_metrics", {"timestamp": "BIGINT", **ids, "value": "DOUBLE"})
+    export.copy(con, METRIC_TABLES[1], "nsys_metric_names", {**ids, "metricName": "VARCHAR"})
+
+
+def fill_metrics(con: duckdb.DuckDBPyConnection, losses: Losses, epoch_ns: int) -> None:
+    """Make the table of samples from the tables that `copy_metrics` made, if there are metrics.
+
+    Args:
+        con: the engine.
+        losses: counts metrics that have no name, and values without a usable time.
+        epoch_ns: the moment from which times count.
+    """
+    ((count,),) = con.execute("SELECT count(*) FROM nsys_metrics").fetchall()
+    if not count:
+        return
+    table.create(con, SAMPLES, SAMPLE_COLUMNS)
+    con.execute(f"INSERT INTO {SAMPLES} BY NAME {_SAMPLES}", [epoch_ns])
+    ((kept,),) = con.execute(f"SELECT count(*) FROM {SAMPLES}").fetchall()
+    if kept < count:
+        losses.skipped["values of GPU metrics without a name, a number or a time"] += count - kept
+
+
+_SAMPLES = f"""
+    SELECT timestamp + $1::BIGINT AS time_ns, (m.typeId & 255)::INTEGER AS device,
+           trim(regexp_replace(metricName, '\\[[^\\]]*\\]\\s*$', '')) AS name,
+           coalesce(CASE WHEN contains(metricName, '%') THEN '%' END,
+                    nullif(regexp_extract(metricName, '\\[([^\\]]*)\\]\\s*$', 1), ''), '') AS unit, value
+    FROM nsys_metrics m JOIN (
+        SELECT typeId, metricId, any_value(metricName) AS metricName FROM nsys_metric_names
+        WHERE metricName IS NOT NULL GROUP BY ALL
+    ) n ON n.typeId = m.typeId AND n.metricId = m.metricId
+    WHERE value IS NOT NULL AND timestamp BETWEEN 0 AND {MAX_TIME_NS // 2}
+"""

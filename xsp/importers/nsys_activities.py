@@ -100,7 +100,13 @@ def fill(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         losses: counts what is left out.
     """
     _delete_untimed(con, losses)
-    _fill_missing_ids(con, losses)
+    # set the process of device work, if there is only one, and device 0, where early versions omit them
+    only = "SELECT any_value(globalTid) FROM nsys_runtime HAVING count(DISTINCT pid_of(globalTid)) = 1"
+    for name in ("nsys_kernels", "nsys_graphs", "nsys_copies", "nsys_memsets"):
+        con.execute(f"UPDATE {name} SET globalPid = ({only}) WHERE globalPid IS NULL")
+        ((changed,),) = con.execute(f"UPDATE {name} SET deviceId = 0 WHERE deviceId IS NULL").fetchall()
+        if changed:
+            losses.changed["device work without a device, taken as that of device 0"] += changed
     for part in (_KERNELS, _GRAPHS, _COPY_SPANS, _MEMSETS):
         con.execute(f"INSERT INTO raw_spans BY NAME {part}")
     con.execute(f"CREATE OR REPLACE TEMP TABLE nsys_all_calls AS {_ALL_CALLS}")
@@ -120,16 +126,6 @@ def _delete_untimed(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         ((deleted,),) = con.execute(f"DELETE FROM {target} WHERE {unusable}").fetchall()
         if deleted:
             losses.skipped[f"{name}: no time, or an end before the start"] += deleted
-
-
-def _fill_missing_ids(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
-    """Set the process of device work, if there is only one, and device 0, where early versions omit them."""
-    only = "SELECT any_value(globalTid) FROM nsys_runtime HAVING count(DISTINCT pid_of(globalTid)) = 1"
-    for name in ("nsys_kernels", "nsys_graphs", "nsys_copies", "nsys_memsets"):
-        con.execute(f"UPDATE {name} SET globalPid = ({only}) WHERE globalPid IS NULL")
-        ((changed,),) = con.execute(f"UPDATE {name} SET deviceId = 0 WHERE deviceId IS NULL").fetchall()
-        if changed:
-            losses.changed["device work without a device, taken as that of device 0"] += changed
 
 
 def _count(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:

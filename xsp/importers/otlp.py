@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from xsp import semconv
 from xsp.fields import is_count
-from xsp.importers import claims
+from xsp.importers import contract
 from xsp.importers.contract import MAX_TIME_NS, Losses, Row
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
@@ -235,7 +235,7 @@ class Reader:
         }
         if run_id not in self._run_indices:
             text = json.dumps({name: value for name, value in description.items() if value is not None}, default=str)
-            self._add_run(claims.run_of(text, self.losses))
+            self._add_run(contract.run_of(text, self.losses))
         return run_id if run_id in self._run_indices else ""
 
     def _add_description(self, text: Any) -> None:
@@ -243,7 +243,7 @@ class Reader:
         if not isinstance(text, str):
             self.losses.changed["span of a run without a description"] += 1
             return
-        self._add_run(claims.run_of(text, self.losses))
+        self._add_run(contract.run_of(text, self.losses))
 
     def _add_run(self, run: Run | None) -> None:
         """Keep the latest description of each run."""

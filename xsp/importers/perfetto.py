@@ -113,7 +113,11 @@ class Perfetto(TableImporter):
         table.create(con, "perfetto_tracks", _TRACK_COLUMNS)
         table.insert(con, "perfetto_tracks", reader.track_rows(), _TRACK_COLUMNS)
         with check_values(source):
-            _make_samples(con)
+            # make the table of samples of the counters, if there are any
+            if con.execute("SELECT 1 FROM perfetto_events WHERE ph = 'C' LIMIT 1").fetchall():
+                table.create(con, SAMPLES, SAMPLE_COLUMNS)
+                con.execute(f"INSERT INTO {SAMPLES} BY NAME {_MAKE_SAMPLES}")
+                con.execute("DELETE FROM perfetto_events WHERE ph = 'C'")
             return _interpret(con, source, losses)
 
 
@@ -446,14 +450,6 @@ _MAKE_SAMPLES = """
     FROM perfetto_events e LEFT JOIN perfetto_tracks t ON t.track = e.track
     WHERE e.ph = 'C' AND isfinite(e.value)
 """
-
-
-def _make_samples(con: duckdb.DuckDBPyConnection) -> None:
-    """Make the table of samples of the counters, if there are any."""
-    if con.execute("SELECT 1 FROM perfetto_events WHERE ph = 'C' LIMIT 1").fetchall():
-        table.create(con, SAMPLES, SAMPLE_COLUMNS)
-        con.execute(f"INSERT INTO {SAMPLES} BY NAME {_MAKE_SAMPLES}")
-        con.execute("DELETE FROM perfetto_events WHERE ph = 'C'")
 
 
 def _interpret(con: duckdb.DuckDBPyConnection, source: str, losses: Losses) -> SourceInfo:

@@ -20,7 +20,7 @@ import duckdb
 
 from xsp import table
 from xsp.errors import TraceError
-from xsp.importers import claims
+from xsp.importers import contract
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter, open_bytes, read_error
 from xsp.schema import Kind, Level
 
@@ -221,7 +221,7 @@ def _device(kind: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     major, minor = (arch[:-1], arch[-1]) if kind == "CUDA" and arch.isdigit() and len(arch) > 1 else (None, None)
     sms = properties.get("num_sms")
     is_count = isinstance(sms, int) and not isinstance(sms, bool) and 0 < sms < 1 << 20
-    return claims.device(f"{kind} {arch}".strip()[:256], sms if is_count else None, None, major, minor, None)
+    return contract.device(f"{kind} {arch}".strip()[:256], sms if is_count else None, None, major, minor, None)
 
 
 # --- timelines --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import duckdb
 from xsp import atomic, callnames, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
-from xsp.importers import claims, nsys_ranges, rpd
+from xsp.importers import contract, nsys_ranges, rpd
 from xsp.importers.contract import (
     MAX_TIME_NS,
     RAW_COLUMNS,
@@ -96,7 +96,8 @@ class Rocprof(TableImporter):
         run: dict[str, Any] = {"profiler": {"name": "RPD" if source.endswith(".rpd") else "rocprofv3"}}
         if agents:
             properties = [
-                claims.device(agent.name, agent.multiprocessors, None, None, None, agent.warp_size) for agent in agents
+                contract.device(agent.name, agent.multiprocessors, None, None, None, agent.warp_size)
+                for agent in agents
             ]
             run["machine"] = {"devices": [agent.name for agent in agents], "device_properties": properties}
         return SourceInfo(run, losses)

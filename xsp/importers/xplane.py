@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from xsp.errors import TraceError
-from xsp.importers import claims, hlo, xla
+from xsp.importers import contract, hlo, xla
 from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter
 from xsp.importers.protobuf import NUMBER, WireError, double, fields, message, read_file, signed, text
 
@@ -245,5 +245,5 @@ def _machine(planes: list[_Plane | None]) -> dict[str, Any]:
             value if isinstance(value, int) and 0 <= value < MAX_TIME_NS else None
             for value in map(stats.get, ("core_count", "memory_size", "compute_cap_major", "compute_cap_minor"))
         )
-        properties.append(claims.device(str(name)[:256], cores, memory, major, minor, None))
+        properties.append(contract.device(str(name)[:256], cores, memory, major, minor, None))
     return {"devices": [device["name"] for device in properties], "device_properties": properties}

@@ -60,14 +60,19 @@ def load(
         return _load_imported([contract.trace_url(os.fspath(path), trace_id)], kind)
     location = Path(path).expanduser()
     if location.is_file():
-        if not _is_parquet(location):
+        if not (location.suffix == ".parquet" or contract.first_bytes(location).startswith(b"PAR1")):
             return _load_imported([str(location)], kind)
         _refuse_kind(kind, path)
         return _load_files(table.connect(), [location], Run.of({"name": location.stem}), location)
     if location.is_dir() and not rundir.is_run_directory(location):
         return _load_imported([str(location)], kind)
     if rundir.has_waiting_spans(location):
-        return _load_waiting(location, kind)
+        # load received spans that are not in order yet, because the receiver was killed or is still running
+        from xsp.ingest import received
+
+        folder = atomic.temporary_folder()
+        received.put_in_order(location, Path(folder.name), finished=False)
+        return _load_temporary(folder, Path(folder.name), kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
         return _load_parts(location, run, skip_damaged, kind)
@@ -206,10 +211,6 @@ def _is_verified(run_dir: Path, file: Path, run: Run) -> bool:
         return False
 
 
-def _is_parquet(file: Path) -> bool:
-    return file.suffix == ".parquet" or contract.first_bytes(file).startswith(b"PAR1")
-
-
 def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace:
     """Import sources, which make one run, into a temporary directory that exists as long as the trace."""
     from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
@@ -234,15 +235,6 @@ def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace
     run_dir, run = next(iter(runs.items()))
     _refuse_kind(None if any(each.kinds for each in run.rank_runs) else kind, names[0])
     return _load_temporary(folder, run_dir, kind)
-
-
-def _load_waiting(run_dir: Path, kind: int | str | None) -> Trace:
-    """Load received spans that are not in order yet, because the receiver was killed or is still running."""
-    from xsp.ingest import received
-
-    folder = atomic.temporary_folder()
-    received.put_in_order(run_dir, Path(folder.name), finished=False)
-    return _load_temporary(folder, Path(folder.name), kind)
 
 
 def _load_temporary(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:

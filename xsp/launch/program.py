@@ -100,7 +100,12 @@ def parse_program(words: Sequence[str], is_module: bool = False) -> Program | Ot
     if is_module:
         return Program(_check_module(target), arguments, is_module=True)
     if _PYTHON.fullmatch(Path(target).name) and not Path(target).is_dir():
-        return _with_interpreter(target, arguments)
+        # parse an interpreter's own options and the program after them
+        options, program = _split(target, arguments)
+        interpreter = _interpreter(target, program)
+        if interpreter == sys.executable and not options:
+            return program
+        return OtherInterpreter(interpreter, options, program)
     if _exists(target):
         _check_is_python(Path(target))
         return Program(target, arguments)
@@ -199,15 +204,6 @@ def _shebang(path: Path) -> str | None:
 
 
 # --- interpreters -----------------------------------------------------------------------------------------
-
-
-def _with_interpreter(name: str, arguments: tuple[str, ...]) -> Program | OtherInterpreter:
-    """Parse an interpreter's own options and the program after them."""
-    options, program = _split(name, arguments)
-    interpreter = _interpreter(name, program)
-    if interpreter == sys.executable and not options:
-        return program
-    return OtherInterpreter(interpreter, options, program)
 
 
 def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:

@@ -58,7 +58,11 @@ def export(selection: Export, endpoint: Endpoint, progress: Callable[[str, int, 
     try:
         with contextlib.ExitStack() as stack:
             runs = runs_in(selection.run)
-            _check_steps(runs, selection)
+            # raise UsageError if a requested step is in no run
+            stored = {step for run in runs for step in steps_in(run)} if selection.steps is not None else set()
+            missing = [step for step in selection.steps or () if step not in stored]
+            if missing:
+                raise UsageError(f"{selection.run}: step {missing[0]} was not stored; there are {step_list(stored)}")
             deliveries = [_open(stack, run, exporter, selection) for run in runs]
             work = [(delivery, delivery.select_segments(selection.steps, selection.timed)) for delivery in deliveries]
             _send_all(work, exporter, progress)
@@ -99,14 +103,6 @@ def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, selection:
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery
-
-
-def _check_steps(runs: list[Path], selection: Export) -> None:
-    """Raise UsageError if a requested step is in no run."""
-    stored = {step for run in runs for step in steps_in(run)} if selection.steps is not None else set()
-    missing = [step for step in selection.steps or () if step not in stored]
-    if missing:
-        raise UsageError(f"{selection.run}: step {missing[0]} was not stored; there are {step_list(stored)}")
 
 
 def _send_all(

@@ -37,23 +37,17 @@ class Spans(NamedTuple):
 
 def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
     """Return the spans of a trace from its columns, in which `parent` holds the parents' ids, 0 for none."""
-    parent = _parent_indices(columns["span"], columns.pop("parent"))
-    return Spans(parent=_without_cycles(parent), outside=parent < 0, **columns)
-
-
-def _parent_indices(spans: npt.NDArray[np.uint64], parents: npt.NDArray[np.uint64]) -> Indices:
-    """Return the index of each parent among the spans, NONE if it is missing; no span has the id 0."""
+    # the index of each parent among the spans, NONE if it is missing; no span has the id 0
+    spans = columns["span"]
+    parents = columns.pop("parent")
     order = np.argsort(spans, kind="stable")
     position = np.minimum(np.searchsorted(spans, parents, sorter=order), len(spans) - 1)
-    return np.where(spans[order[position]] == parents, order[position], NONE)
-
-
-def _without_cycles(parent: Indices) -> Indices:
-    """Remove the parents of spans that are their own ancestors, and of the spans below them."""
+    parent = np.where(spans[order[position]] == parents, order[position], NONE)
+    # remove the parents of spans that are their own ancestors, and of the spans below them
     ancestor = np.where(parent < 0, np.arange(len(parent)), parent)
     for _ in range(len(parent).bit_length()):
         ancestor = ancestor[ancestor]
-    return np.where(parent[ancestor] < 0, parent, NONE)
+    return Spans(parent=np.where(parent[ancestor] < 0, parent, NONE), outside=parent < 0, **columns)
 
 
 def _climb(parent: Indices, is_stop: Mask) -> Indices:

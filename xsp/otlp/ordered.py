@@ -251,16 +251,13 @@ class Ordered:
         """Yield the templates with some numbers, as pairs of number and template."""
         query = f"SELECT * FROM {self._distinct} WHERE number IN (SELECT unnest(?::UBIGINT[]))"
         for number, *texts, rank, process, present in self._con.execute(query, [numbers]).fetchall():
-            yield number, template.template(self._layout(present), texts, rank, process)
-
-    def _layout(self, present: int) -> Layout:
-        """Return the layout of spans, by the bits of the columns of `self._partial_columns` that are present."""
-        if present not in self._layouts:
-            missing = {name for bit, name in enumerate(self._partial_columns) if not present >> bit & 1}
-            counts = [None if count.column in missing else count for count in self.counts]
-            key = self.has_fixed_keys and "key" not in missing
-            self._layouts[present] = template.layout("parent_id" not in missing, key, counts)
-        return self._layouts[present]
+            # the layout of spans, by the bits of the columns of `self._partial_columns` that are present
+            if present not in self._layouts:
+                missing = {name for bit, name in enumerate(self._partial_columns) if not present >> bit & 1}
+                counts = [None if count.column in missing else count for count in self.counts]
+                key = self.has_fixed_keys and "key" not in missing
+                self._layouts[present] = template.layout("parent_id" not in missing, key, counts)
+            yield number, template.template(self._layouts[present], texts, rank, process)
 
 
 def _word(digits: str) -> str:

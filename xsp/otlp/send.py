@@ -116,7 +116,13 @@ class Exporter:
         try:
             answer = self._send(request.body)
         except TooLarge as error:
-            return self._deliver_halves(request, error)
+            halves = transport.halves(request.body)
+            if len(halves) < 2:
+                self._reject(Answer(request.spans, str(error)))
+                return False
+            self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
+            accepted = [self.deliver(Request(*half)) for half in halves]
+            return all(accepted)
         except Refused as error:
             if error.is_permanent:
                 raise
@@ -128,15 +134,6 @@ class Exporter:
         self.counts.bytes += len(request.body)
         self.counts.spans += request.spans - answer.rejected
         return True
-
-    def _deliver_halves(self, request: Request, error: TooLarge) -> bool:
-        halves = transport.halves(request.body)
-        if len(halves) < 2:
-            self._reject(Answer(request.spans, str(error)))
-            return False
-        self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-        accepted = [self.deliver(Request(*half)) for half in halves]
-        return all(accepted)
 
     def _reject(self, answer: Answer) -> None:
         self.counts.rejected += answer.rejected

@@ -421,21 +421,18 @@ def point_columns(evaluation: Evaluation, requested: Sequence[Mapping[str, float
             reason = f"{unknown[0]} is not in the fit" if unknown else f"no value is given for {', '.join(missing)}"
             raise UsageError(f"{reason}; it has {', '.join(factor.name for factor in factors)}")
         for factor in factors:
-            _check_value(factor, configuration[factor.name])
+            value = configuration[factor.name]
+            if not factor.is_numeric:
+                if value not in factor.levels:
+                    raise UsageError(f"{factor.name}={value} was never recorded; there are {', '.join(factor.levels)}")
+            elif isinstance(value, str) or not 0 < value < 1e100:
+                raise UsageError(f"{factor.name}={value} is not a number above 0")
     return {
         factor.name: np.array(
             [configuration[factor.name] for configuration in requested], dtype=float if factor.is_numeric else object
         )
         for factor in factors
     }
-
-
-def _check_value(factor: Factor, value: float | str) -> None:
-    if not factor.is_numeric:
-        if value not in factor.levels:
-            raise UsageError(f"{factor.name}={value} was never recorded; there are {', '.join(factor.levels)}")
-    elif isinstance(value, str) or not 0 < value < 1e100:
-        raise UsageError(f"{factor.name}={value} is not a number above 0")
 
 
 def extrapolation_notes(evaluation: Evaluation, configuration: Mapping[str, float | str]) -> tuple[str, ...]:

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from xsp.analyses.answers import Answers
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
-from xsp.predict.buckets import Buckets
 from xsp.predict.hoststep import Call, Lane, layers_in_order
-from xsp.predict.training import Layer
+from xsp.predict.training import Buckets, Layer
 from xsp.schema import Kind, Level
 from xsp.store.collectives import COLLECTIVES, reason_without_collectives
 from xsp.store.devicework import SKEW_NS, prepare

@@ -160,24 +160,16 @@ def _parameter_cells(parameter: Parameter) -> list[str]:
     if parameter.why_not is not None and parameter.low is None:
         return [plain(parameter.name), "not identified", "–", "–"]
     if parameter.name.startswith("exponent"):
-        texts = [_exponent(value) for value in values]
-    elif _is_seconds(parameter.name):
+        texts = [("–" if value is None else f"{value:+.3f}") for value in values]
+    elif parameter.name in ("a", "constant") or parameter.name.startswith("a of "):
         texts = [seconds_text(value) for value in values]
     else:
         texts = ["–" if value is None else f"× {_multiplier(value):.3g}" for value in values]
     return [plain(parameter.name), *texts]
 
 
-def _is_seconds(name: str) -> bool:
-    return name in ("a", "constant") or name.startswith("a of ")
-
-
 def _multiplier(value: float) -> float:
     return math.exp(min(value, 300.0))
-
-
-def _exponent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3f}"
 
 
 def _undetermined_texts(evaluation: Evaluation, value: str | None, fit: Fit) -> list[str]:

@@ -250,7 +250,7 @@ def _collective_wait(trace: Trace) -> float:
             causes = [
                 (start, end) for start, end in collectives if end > gap[0] and (gap[0] >= last_end or end <= gap[1])
             ]
-            wait_ns += _total_length(_intersection([gap], _union(causes)))
+            wait_ns += sum(end - start for start, end in _intersection([gap], _union(causes)))
     return wait_ns / 1e9
 
 
@@ -289,10 +289,6 @@ def _intersection(left: Sequence[tuple[int, int]], right: Sequence[tuple[int, in
             overlaps.append((previous, position))
         depth, previous = depth + step, position
     return overlaps
-
-
-def _total_length(intervals: Sequence[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in intervals)
 
 
 def _lanes(trace: Trace) -> dict[str, Lane]:

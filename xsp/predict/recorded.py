@@ -16,9 +16,8 @@ from xsp.analyses.answers import Answers
 from xsp.errors import AnalysisError, UsageError
 from xsp.ingest import load
 from xsp.predict import devicestep, gradients, hoststep
-from xsp.predict.buckets import Buckets
 from xsp.predict.hoststep import Lane
-from xsp.predict.training import Input, Layer, Work
+from xsp.predict.training import Buckets, Input, Layer, Work
 from xsp.schema import Level
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xsp.advise import Advice, AdviceContext, Needs, question
-from xsp.bench.spec import Timing
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import EdgeKind, KnownBy, Phase
@@ -107,21 +106,20 @@ def best_threads(timed_graph: TimedGraph) -> Threads | None:
         candidate = {node: alternative for node in current if (alternative := timed_graph.timing(node, threads=count))}
         known_ns = math.fsum(current[node].trimmed_ns or 0.0 for node in candidate)
         if candidate and known_ns >= LEAST_COVERAGE * total:
-            results.append(_compare_counts(timed_graph, count, current, candidate))
+            before = [current[node] for node in candidate]
+            sums = {
+                timed_graph.threads: math.fsum(timing.trimmed_ns or 0.0 for timing in before),
+                count: math.fsum(timing.trimmed_ns or 0.0 for timing in candidate.values()),
+            }
+            gains = {
+                node: (current[node].trimmed_ns or 0.0) - (timing.trimmed_ns or 0.0)
+                for node, timing in candidate.items()
+            }
+            missing = len(timed_graph.computing) - len(candidate)
+            results.append(
+                Threads(count, difference(before, candidate.values()), tuple(candidate), gains, sums, missing)
+            )
     return max(results, key=lambda threads: threads.gain.ns, default=None)
-
-
-def _compare_counts(
-    timed_graph: TimedGraph, count: int, current: dict[int, Timing], candidate: dict[int, Timing]
-) -> Threads:
-    before = [current[node] for node in candidate]
-    sums = {
-        timed_graph.threads: math.fsum(timing.trimmed_ns or 0.0 for timing in before),
-        count: math.fsum(timing.trimmed_ns or 0.0 for timing in candidate.values()),
-    }
-    gains = {node: (current[node].trimmed_ns or 0.0) - (timing.trimmed_ns or 0.0) for node, timing in candidate.items()}
-    missing = len(timed_graph.computing) - len(candidate)
-    return Threads(count, difference(before, candidate.values()), tuple(candidate), gains, sums, missing)
 
 
 def _problem_text(current: int, best: int, cores: int) -> str:

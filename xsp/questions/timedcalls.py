@@ -268,7 +268,9 @@ def _overlap(context: AdviceContext, calls: Sequence[RecordedCall | None]) -> bo
 @provides("graph")
 def graph(context: AdviceContext) -> Any:
     """Return the graph of the model that was run or given, else that of the trace's calls."""
-    result, _ = planned.of(_subject(context), (), None, _options(context, MODEL_SETTINGS))
+    result, _ = planned.of(
+        context.trace if context.trace is not None else context.source, (), None, _options(context, MODEL_SETTINGS)
+    )
     return result
 
 
@@ -277,10 +279,6 @@ def bound(context: AdviceContext) -> Any:
     """Return the bound of the graph, joined with the trace if there is one."""
     subject = context.graph
     return bounds.of(subject, trace=context.trace, timings=context.part("timings"), **_options(context, BOUND_SETTINGS))
-
-
-def _subject(context: AdviceContext) -> Any:
-    return context.trace if context.trace is not None else context.source
 
 
 def _options(context: AdviceContext, names: tuple[str, ...]) -> dict[str, Any]:

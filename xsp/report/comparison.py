@@ -12,8 +12,8 @@ from xsp.comparison import Comparison, Row
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.report.fitting import FittingColumn, FittingTable
-from xsp.report.text import cell
 from xsp.scrub import plain
+from xsp.terminal import cell
 
 TITLES = {
     "step": "The step",

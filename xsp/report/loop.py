@@ -56,7 +56,9 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         return None
     con = trace.con
     kinds = _kinds(con, kinds_of(trace, trace.rank))
-    basis, condition = _basis(con)
+    # the steps that represent the program best: in words, and as an SQL condition
+    best = _first_row(con, "SELECT max(most) AS most FROM loop_rows")["most"]
+    basis, condition = (BASES[best], "most IS NOT NULL") if best is not None else (ALL_STEPS, "status = 'ok'")
     total = _first_row(con, "SELECT count(*) AS rows, sum(steps) AS steps, "
                         "sum(steps) FILTER (recorded) AS recorded FROM loop_rows")  # fmt: skip
     points = _points(con, kinds, total["rows"])
@@ -102,12 +104,6 @@ def _prepare(trace: Trace) -> bool:
         """,
     )
     return bool(trace.con.execute("SELECT 1 FROM loop_rows LIMIT 1").fetchall())
-
-
-def _basis(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
-    """Return the steps that represent the program best: in words, and as an SQL condition."""
-    best = _first_row(con, "SELECT max(most) AS most FROM loop_rows")["most"]
-    return (BASES[best], "most IS NOT NULL") if best is not None else (ALL_STEPS, "status = 'ok'")
 
 
 def _mean(column: str) -> str:

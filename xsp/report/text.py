@@ -20,9 +20,8 @@ from xsp.analyses.answers import rows_of
 from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.scrub import plain
 from xsp.store.trace import Trace
-from xsp.texts import number
+from xsp.terminal import cell
 
-MISSING = "–"
 _PROSE_COLUMN = "finding"
 """The column that holds sentences, in any table."""
 
@@ -89,19 +88,6 @@ def _column(name: str, values: Sequence[Any], row_count: int, kernels: Sequence[
 
 def _has_type(rows: Sequence[Sequence[Any]], index: int, kind: type) -> bool:
     return any(isinstance(row[index], kind) for row in rows)
-
-
-def cell(value: Any) -> str:
-    """Return a value as text for a table: four significant digits, names without control characters."""
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return number(value)
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    return plain(str(value))
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------

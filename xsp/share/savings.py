@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from xsp import stats
 from xsp.comparison import evidence
+from xsp.sections import Cell, Part, Section, Table, Text
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
@@ -88,60 +89,49 @@ def verdict_of(measurement: Measurement) -> Verdict:
     )
 
 
-def text(measurement: Measurement) -> str:
-    """Return the measurement as text."""
+def document(measurement: Measurement) -> Section:
+    """Return the measurement as a document."""
     size = f"{size_text(measurement.nbytes)}, {measurement.tensors} tensors"
     module = f" in {measurement.module}" if measurement.module and measurement.module != measurement.source else ""
+    turns = f"{measurement.turns} turns of at most {measurement.most_turns}, each in a new process"
     verdict = verdict_of(measurement)
-    use = "first call" if measurement.module else "one read"
-    lines = [
-        f"{measurement.source}{module}: {size}; {measurement.turns} turns of at most "
-        f"{measurement.most_turns}, each in a new process",
-        "",
-        verdict.sentence,
-        *_memory_lines(measurement, verdict),
-        "",
-        f"{'ms':22} {'load':>22} {use:>22} {'both':>22}",
-    ]
-    for (way, state), way_times in measurement.times.items():
-        figures = [_figure(values) for values in (way_times.load_ns, way_times.call_ns, way_times.total_ns)]
-        lines.append(f"{way + ', ' + state:22} " + " ".join(f"{figure:>22}" for figure in figures))
+    parts: list[Part] = [Text(verdict.sentence), *_memory(measurement, verdict)]
+    columns = ("way", "load", "first call" if measurement.module else "one read", "both")
+    rows = tuple(
+        (f"{way}, {state}", *map(_figure, (times.load_ns, times.call_ns, times.total_ns)))
+        for (way, state), times in measurement.times.items()
+    )
+    parts.append(Table(columns, rows, "Times in ms: trimmed means with 95 % intervals"))
     if (ATTACH, COLD) in measurement.times:
         result, time_verdict = difference(measurement, COLD)
-        interval_text = (
-            f" [{_ms(-result.high)} … {_ms(-result.low)}]" if result.low is not None and result.high is not None else ""
-        )
-        lines += ["", f"cold, attach saves over load_file {_ms(-result.change)} ms{interval_text}: {time_verdict}"]
-    lines += [
-        "",
-        "Trimmed means with 95 % intervals. Warm: the file is in memory and in the store. Cold: in neither;",
-    ]
-    lines += [
-        f"nothing was measured cold: {measurement.cold_obstacle}"
-        if measurement.cold_obstacle
-        else "the store copies it first."
-    ]
+        has_ends = result.low is not None and result.high is not None
+        interval_text = f" [{_ms(-(result.high or 0))} … {_ms(-(result.low or 0))}]" if has_ends else ""
+        parts.append(Text(f"cold, attach saves over load_file {_ms(-result.change)} ms{interval_text}: {time_verdict}"))
+    obstacle = measurement.cold_obstacle
+    cold = f"nothing was measured cold: {obstacle}" if obstacle else "the store copies it first."
+    parts.append(Text(f"Warm: the file is in memory and in the store. Cold: in neither; {cold}"))
     if measurement.large_bytes is not None and measurement.large_bytes < LOW_LARGE_SHARE * measurement.nbytes:
-        lines += [
-            "",
-            f"Of the weights {size_text(measurement.large_bytes)} have large pages in the store, the rest pages of "
-            "4 KiB,",
-            "each touched by the first call; a file in the page cache may have larger ones. See docs/use/share.md.",
-        ]
-    return "\n".join(lines)
+        large = f"Of the weights {size_text(measurement.large_bytes)} have large pages in the store"
+        parts.append(Text(
+            f"{large}, the rest pages of 4 KiB, each touched by the first call; a file in the page cache may have "
+            "larger ones. See docs/use/share.md."
+        ))  # fmt: skip
+    return Section(f"{measurement.source}{module}: {size}; {turns}", tuple(parts))
 
 
-def _memory_lines(measurement: Measurement, verdict: Verdict) -> list[str]:
+def _memory(measurement: Measurement, verdict: Verdict) -> Iterator[Part]:
     if len(measurement.memory) < len(WAYS):
-        return ["memory: not reported by the system (no /proc/PID/smaps_rollup)"]
-    lines = [f"memory, without libraries      1 process   each further   PSS of one of {CONCURRENT_PROCESSES}"]
-    for way, memory in measurement.memory.items():
-        further = size_text(round(max(0.0, memory.further_bytes)))
-        lines.append(f"  {way:26} {size_text(memory.single_bytes):>11} {further:>14}   {size_text(memory.pss):>13}")
+        yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
+        return
+    rows = tuple(
+        (way, size_text(memory.single_bytes), size_text(round(max(0.0, memory.further_bytes))), size_text(memory.pss))
+        for way, memory in measurement.memory.items()
+    )
+    columns = ("way", "1 process", "each further", f"PSS of one of {CONCURRENT_PROCESSES}")
+    yield Table(columns, rows, "Memory, without libraries")
     for way, count in ((MMAP, verdict.from_load_file), (PICKLE, verdict.from_torch_load)):
         range_text = f"from {_count(count)} on" if count else "for no number of processes"
-        lines.append(f"  attach, with the store, takes less than {way} {range_text}")
-    return lines
+        yield Text(f"attach, with the store, takes less than {way} {range_text}.")
 
 
 def as_json(measurement: Measurement) -> dict[str, Any]:
@@ -190,34 +180,35 @@ def _ms(ns: float) -> str:
 # --- estimates --------------------------------------------------------------------------------------------------------
 
 
-def estimate_text(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> str:
-    """Return an estimate as text: over each way, and by parts of the model."""
+def estimate_document(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> Section:
+    """Return an estimate as a document: over each way, and by parts of the model."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    lines = [
+    rows = tuple(
+        (f"{row.way}, {row.state}", _ms(row.other_ns), _ms(row.attach_ns), _ms(row.saved_ns),
+         PAYS if row.is_saving else PAYS_NOT)
+        for row in estimate.estimate_savings(nbytes, len(tensors), constants)
+    )  # fmt: skip
+    groups: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, size_text(size), count, *(_ms(saved) for saved in _savings_by_way(size, count, constants).values()))
+        for name, (size, count) in estimate.groups(tensors).items()
+    )
+    fixed_ms = {way: cost.fixed_ns / 1e6 for way, cost in constants.costs.items()}
+    tensor_us = {way: cost.tensor_ns / 1e3 for way, cost in constants.costs.items()}
+    notes = (
+        f"attach takes {fixed_ms[ATTACH]:.2f} ms and {tensor_us[ATTACH]:.1f} µs per tensor here; load_file "
+        f"{fixed_ms[MMAP]:.2f} and {tensor_us[MMAP]:.1f}, torch.load {fixed_ms[PICKLE]:.2f} and "
+        f"{tensor_us[PICKLE]:.1f}, plus the copy. Cold times do not include reading from the disk, which all ways do. "
+        "For memory and the first call: xsp share measure."
+    )
+    title = "Saved, warm, in ms, by the first part of the names; without the request to the store"
+    return Section(
         f"{source}: {size_text(nbytes)}, {len(tensors)} tensors; an estimate of loading, without a first call",
-        "",
-        f"{'ms':22} {'without a store':>16} {'attach':>10} {'saved':>10}",
-    ]
-    for row in estimate.estimate_savings(nbytes, len(tensors), constants):
-        figures = f"{_ms(row.other_ns):>16} {_ms(row.attach_ns):>10} {_ms(row.saved_ns):>10}"
-        lines.append(f"{row.way + ', ' + row.state:22} {figures}  {PAYS if row.is_saving else PAYS_NOT}")
-    lines += [
-        "",
-        "Saved over load_file, torch.load, warm, by the first part of the names; without the request to the store:",
-    ]
-    for name, (size, count) in estimate.groups(tensors).items():
-        saved = [_ms(value) for value in _savings_by_way(size, count, constants).values()]
-        lines.append(f"  {name[:28]:28} {size_text(size):>10} {count:>5} tensors  {', '.join(saved)} ms")
-    cost = constants.costs[ATTACH]
-    lines += [
-        "",
-        f"attach takes {cost.fixed_ns / 1e6:.2f} ms and {cost.tensor_ns / 1e3:.1f} µs per tensor here; load_file "
-        f"{constants.costs[MMAP].fixed_ns / 1e6:.2f} and {constants.costs[MMAP].tensor_ns / 1e3:.1f},",
-        f"torch.load {constants.costs[PICKLE].fixed_ns / 1e6:.2f} and {constants.costs[PICKLE].tensor_ns / 1e3:.1f}, "
-        "plus the copy. Cold times do not include reading from the disk, which",
-        "all ways do. For memory and the first call: xsp share measure.",
-    ]
-    return "\n".join(lines)
+        (
+            Table(("ms", "without a store", "attach", "saved", "verdict"), rows),
+            Table(("part", "size", "tensors", "over load_file", "over torch.load"), groups, title),
+            Text(notes),
+        ),
+    )
 
 
 def _savings_by_way(nbytes: int, count: int, constants: estimate.Constants) -> dict[str, float]:

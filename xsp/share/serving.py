@@ -229,10 +229,7 @@ class Serving(Generic[Kind]):
         client.connection.close()
         if client.place is not None:
             self._connections.leave(client.place)
-        self._on_disconnect(client)
-
-    def _on_disconnect(self, client: Client) -> None:
-        """Detach a client whose connection has ended."""
+        # detach a client whose connection has ended
         self.shelf.detach(client)
 
     def _receive(self, client: Client) -> None:

@@ -78,7 +78,11 @@ def read_header(file: int, label: str) -> list[Tensor]:
     start = os.pread(file, 16, 0)
     length = int.from_bytes(start[:8], "little")
     if start[8:9] != b"{":
-        _refuse_pickle(start, label)
+        if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
+            raise ShareError(
+                f"{label}: is a pickle or an archive of one (torch.save), which can run code when it is read, so it is "
+                "refused; write the weights with safetensors.torch.save_file"
+            )
         raise ShareError(f"{label}: is not a safetensors file; write one with safetensors.torch.save_file")
     if not 2 <= length <= min(size - 8, MOST_HEADER):
         raise ShareError(
@@ -148,14 +152,6 @@ def _plain_name(name: object) -> str:
     if not isinstance(name, str) or Path(name).name != name:
         raise ValueError(f"{name!r} is not the name of a file beside it")
     return name
-
-
-def _refuse_pickle(start: bytes, label: str) -> None:
-    if start[:4] == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05"):
-        raise ShareError(
-            f"{label}: is a pickle or an archive of one (torch.save), which can run code when it is read, so it is "
-            "refused; write the weights with safetensors.torch.save_file"
-        )
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

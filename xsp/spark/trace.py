@@ -47,7 +47,13 @@ class SparkTrace(Trace):
         self._temp_tables: set[str] = set()
         self._cached = {}
         self.path = None
-        self.run = self._read_job()
+        # `run.json`; for a job, with the content of its ranks' files, as in `xsp.rundir.read_job`
+        (run,) = self._read_runs(f"{self._path}/{RUN_FILE}")
+        if run.is_job:
+            run = job_of_ranks(run, self._read_runs(f"{self._path}/{RANK_PATTERN}/{RUN_FILE}"))
+        if not run.finished:
+            raise TraceError(f"{self._path}: the run is not finished; `xsp analyze` without --engine reads it")
+        self.run = run
         self.con: Any = Queries(session)
         part = f"{path}/{RANK_PATTERN}" if self.run.is_job else path
         self._create_view("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
@@ -78,15 +84,6 @@ class SparkTrace(Trace):
         if not self.has_temp_table(name):
             self.con.create_table(name, query, params)
             self._temp_tables.add(name)
-
-    def _read_job(self) -> Run:
-        """Return `run.json`; for a job, with the content of its ranks' files, as in `xsp.rundir.read_job`."""
-        (run,) = self._read_runs(f"{self._path}/{RUN_FILE}")
-        if run.is_job:
-            run = job_of_ranks(run, self._read_runs(f"{self._path}/{RANK_PATTERN}/{RUN_FILE}"))
-        if not run.finished:
-            raise TraceError(f"{self._path}: the run is not finished; `xsp analyze` without --engine reads it")
-        return run
 
     def _read_runs(self, pattern: str) -> list[Run]:
         """Return the content of each `run.json`, by rank."""
@@ -221,15 +218,12 @@ class Queries:
         self._result_count += 1
         name = f"result_{self._result_count}"
         columns = [
-            Column(_quote(field.name), _type(field.dataType.simpleString()), "") for field in frame.schema.fields
+            Column('"' + field.name.replace('"', '""') + '"', _type(field.dataType.simpleString()), "")
+            for field in frame.schema.fields
         ]
         table.create(self._local, name, columns)
         table.insert(self._local, name, [tuple(row) for row in rows], columns)
         return self._local.sql(f"SELECT * FROM {name}")
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _type(spark_type: str) -> str:

@@ -116,7 +116,10 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
     template_step = _choose_template(con)
     if template_step is None:
         return
-    if _has_single_rung(con):
+    # whether all steps were recorded at a single rung below the model level, so that no cost can be derived
+    rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
+    rungs, rung, timed = rows[0]
+    if rungs == 1 and rung > Level.MODEL and timed:
         _merge_single_rung(con, template_step)
     else:
         _merge_leveled(con, template_step, run)
@@ -293,13 +296,6 @@ def _template(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) ->
     names = ", ".join(column.name for column in COLUMNS)
     rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", template_step).fetchall()
     return _Template([Span._make(row) for row in rows])
-
-
-def _has_single_rung(con: duckdb.DuckDBPyConnection) -> bool:
-    """Return whether all steps were recorded at a single rung below the model level, so that no cost can be derived."""
-    rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
-    rungs, rung, timed = rows[0]
-    return bool(rungs == 1 and rung > Level.MODEL and timed)
 
 
 def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> None:

@@ -7,8 +7,8 @@ Compute replays). The other modules serve `cupti`, in this order:
 - before the program: `injection` makes libraries name their calls;
 - hot: `recording` switches records on and off, `activities` copies them into tuples, on the clock of `hostclock`;
 - after a step: `devices` waits for all devices;
-- cold: `calls`, `devicespans` and `libraries` make spans of them; `threads`, `callnames` and `kernelnames`
-  give these their names; `graphs` finds the layers of replayed graphs.
+- cold: `calls`, `devicespans` and `libraries` make spans of them, with names; `graphs` finds the layers of replayed
+  graphs.
 
 No module imports `cupti` at import time, because the optional dependency may be absent; `cupti` then reports that.
 """

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from xsp.collector import DeviceCollector, Kernels
@@ -21,13 +22,11 @@ from xsp.schema import Level, Span
 from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker, Overhead, Records, Row, Wait
-from xsp_collectors.cuda.callnames import CallNames
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
 from xsp_collectors.cuda.libraries import Ranges
 from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
-from xsp_collectors.cuda.threads import ThreadNumbers
 
 
 class CuptiActivities(DeviceCollector):
@@ -279,3 +278,91 @@ def _cuda_is_in_use() -> bool:
     """Return whether this process has a CUDA context and can run a kernel now; the check creates no context."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+
+
+# --- names of calls ---------------------------------------------------------------------------------------------------
+# Names of the runtime's and the driver's calls, by CUPTI's numbers.
+
+_ENUMS = {
+    Activity.RUNTIME: ("Runtime_api_trace_cbid", "runtime_api_trace_cbid"),
+    Activity.DRIVER: ("Driver_api_trace_cbid", "driver_api_trace_cbid"),
+}
+_DOMAINS = {Activity.RUNTIME: "RUNTIME_API", Activity.DRIVER: "DRIVER_API"}
+
+
+class CallNames:
+    """A cache of names, which looks up each number in the binding once."""
+
+    def __init__(self, cupti: Any = None) -> None:
+        self._cupti = cupti
+        self._names: dict[tuple[Activity, int], str] = {}
+
+    def lookup(self, interface: Activity, number: int) -> str:
+        """Return the name of a call, or its number if the binding does not know it.
+
+        Args:
+            interface: RUNTIME or DRIVER.
+            number: CUPTI's "callback id".
+        """
+        key = (interface, number)
+        if key not in self._names:
+            self._names[key] = (
+                self._name_from_enum(*key) or self._name_from_library(*key) or f"{interface.name} call {number}"
+            )
+        return self._names[key]
+
+    def _name_from_enum(self, interface: Activity, number: int) -> str | None:
+        for enum_name in _ENUMS[interface]:
+            numbers = getattr(self._cupti, enum_name, None)
+            if numbers is not None:
+                try:
+                    return str(numbers(number).name)
+                except ValueError:  # the number is of a newer library
+                    continue
+        return None
+
+    def _name_from_library(self, interface: Activity, number: int) -> str | None:
+        try:
+            domain = getattr(self._cupti.CallbackDomain, _DOMAINS[interface])
+            return str(self._cupti.get_callback_name(int(domain), number))
+        except Exception:  # the binding, or the library, does not know it
+            return None
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+# The threads of records, by the operating system's ids, which the other collectors use.
+
+_LOWER_HALF = 0xFFFFFFFF
+
+
+class ThreadNumbers:
+    """A mapping of thread numbers in records to ids of `threading.get_native_id`."""
+
+    def __init__(self) -> None:
+        self.has_native_ids = True
+        """Whether records were requested to have the operating system's ids."""
+
+        self.unknown_count = 0
+        """Number of thread numbers that could not be resolved."""
+
+        self._ids: dict[int, int | None] = {}
+
+    def __call__(self, number: int | None) -> int | None:
+        """Return the thread's id; None for a record without a thread, or with an unknown one."""
+        if number is None:
+            return None
+        if number not in self._ids:
+            self._ids[number] = self._find(number)
+        return self._ids[number]
+
+    def _find(self, number: int) -> int | None:
+        """Find a thread by its id, else by the lower half of pthread_self, which Python knows for its own threads."""
+        if self.has_native_ids and Path(f"/proc/self/task/{number}").exists():
+            return number
+        for thread in threading.enumerate():
+            if thread.ident is not None and thread.ident & _LOWER_HALF == number & _LOWER_HALF:
+                return thread.native_id
+        if self.has_native_ids:
+            return number  # the thread has ended
+        self.unknown_count += 1
+        return None

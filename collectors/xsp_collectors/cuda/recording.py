@@ -70,7 +70,17 @@ class Recording:
         cupti.activity_register_callbacks(self._records.request, self._records.complete)
         self._name_threads_natively()
         self._kinds = self._enable(kinds)
-        self._exclude_noise()
+        for interface, names in _NOISE.items():
+            enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
+            enum_name = f"{interface}_api_trace_cbid"
+            numbers = getattr(self._cupti, enum_name, None) or getattr(self._cupti, enum_name.capitalize(), None)
+            if enable is None or numbers is None:
+                continue
+            for name in names:
+                number = getattr(numbers, name, None)
+                if number is not None:
+                    with contextlib.suppress(Exception):
+                        enable(int(number), 0)
 
     def end(self) -> None:
         """Stop recording, and make CUPTI deliver all records.
@@ -123,16 +133,3 @@ class Recording:
         with contextlib.suppress(Exception):
             self._cupti.set_thread_id_type(int(kinds.SYSTEM))
             self.has_native_threads = True
-
-    def _exclude_noise(self) -> None:
-        for interface, names in _NOISE.items():
-            enable = getattr(self._cupti, f"activity_enable_{interface}_api", None)
-            enum_name = f"{interface}_api_trace_cbid"
-            numbers = getattr(self._cupti, enum_name, None) or getattr(self._cupti, enum_name.capitalize(), None)
-            if enable is None or numbers is None:
-                continue
-            for name in names:
-                number = getattr(numbers, name, None)
-                if number is not None:
-                    with contextlib.suppress(Exception):
-                        enable(int(number), 0)

@@ -20,7 +20,7 @@ Progress = Callable[[int, int], object]
 """Called after a request has ended, with the number of those that have, and the total number."""
 
 
-def drive(
+def drive_together(
     schedule: Schedule,
     prompts: Prompts,
     sequences: Sequences,

@@ -101,7 +101,7 @@ class Endpoint:
             self._idle.pop().close()
 
 
-def drive(
+def drive_endpoint(
     schedule: Schedule,
     prompts: Prompts,
     endpoint: Endpoint,

@@ -78,7 +78,7 @@ def _of_endpoint(manifest: Manifest, server: Endpoint, drawn: Prompts, begin: in
     users = manifest.scenario.streams
 
     def load(schedule: Schedule, progress: Progress) -> Generated:
-        return endpoint.drive(schedule, drawn, server, users=users, progress=_labelled(progress, manifest))
+        return endpoint.drive_endpoint(schedule, drawn, server, users=users, progress=_labelled(progress, manifest))
 
     def alone(count: int) -> dict[str, Array]:
         return {f"output0-{number:04d}": np.array([text]) for number, text in
@@ -95,7 +95,7 @@ def _of_model(manifest: Manifest, folder: Path, options: Options, drawn: Prompts
 
     def load(schedule: Schedule, progress: Progress) -> Generated:
         with _named_errors():
-            return driving.drive(
+            return driving.drive_together(
                 schedule, drawn, sequences, slots=slots, users=scenario.streams, progress=_labelled(progress, manifest)
             )
 

@@ -42,7 +42,7 @@ class LoadGenResult:
     """Whether LoadGen reports its result as valid; short tests are not valid."""
 
 
-def drive(
+def drive_loadgen(
     kind: str,
     serve: Serve,
     requests: int,

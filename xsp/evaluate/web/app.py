@@ -73,7 +73,9 @@ def application(store: Path, agents: Sequence[Agent] | None = None, queue: Queue
     async def _http_error(_: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code)
 
-    app.include_router(routes.result_routes(Shelf(store)))
+    shelf = Shelf(store)
+    app.include_router(routes.result_routes(shelf))
+    app.include_router(routes.comparison_routes(shelf))
     app.include_router(routes.job_routes(store, job_agents, job_queue, sizes))
     app.include_router(routes.page_routes())
     return app

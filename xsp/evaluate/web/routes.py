@@ -72,17 +72,9 @@ class EvaluationRequest(BaseModel):
 
 
 def result_routes(cache: Shelf) -> APIRouter:
-    """Return the routes of results: lists, comparisons, the leaderboard, reports of traces."""
+    """Return the routes of results: lists, their content, reports of traces."""
     router = APIRouter()
     reports = _Reports()
-
-    def find_result(name: str) -> Result:
-        result = cache.result(name)
-        if isinstance(result, Result):
-            return result
-        raise HTTPException(
-            404, "there is no such evaluation" if result is None else without_paths(result, cache.store)
-        )
 
     @router.get("/api/evaluations", tags=["results"], summary="Results, newest first")
     def evaluations(
@@ -110,7 +102,7 @@ def result_routes(cache: Shelf) -> APIRouter:
 
     @router.get("/api/evaluations/{name}", tags=["results"], summary="One result")
     def evaluation(name: Name) -> Response:
-        result = find_result(name)
+        result = _find_result(cache, name)
         extras = {name: result.has(file) for name, file in _EXTRA_FILES.items()}
         notes = [without_paths(note, cache.store) for note in result.content.get("notes", ())]
         derived = {"notes": notes, "result": result.name, "trace": result.run is not None, **extras}
@@ -125,7 +117,7 @@ def result_routes(cache: Shelf) -> APIRouter:
         offset: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_REQUESTS)] = MOST_REQUESTS,
     ) -> Response:
-        result = find_result(name)
+        result = _find_result(cache, name)
         sizes = [part["batch"] for part in result.parts]
         if batch is not None and batch not in sizes:
             raise HTTPException(404, f"there is no batch size {batch}; there are {', '.join(map(str, sizes))}")
@@ -133,18 +125,18 @@ def result_routes(cache: Shelf) -> APIRouter:
 
     @router.get("/api/evaluations/{name}/manifest", tags=["results"], summary="Its manifest, as YAML")
     def manifest_of(name: Name) -> Response:
-        return PlainTextResponse(yamltext.write(dict(find_result(name).manifest)))
+        return PlainTextResponse(yamltext.write(dict(_find_result(cache, name).manifest)))
 
     @router.get("/api/evaluations/{name}/{what}", tags=["results"], summary="Its bound, or the advice of its trace")
     def beside(name: Name, what: Literal["bound", "advice"]) -> Response:
-        content = find_result(name).read_json(_EXTRA_FILES[what])
+        content = _find_result(cache, name).read_json(_EXTRA_FILES[what])
         if content is None:
             raise HTTPException(404, f"it has no {what}: none was requested, or its notes say why")
         return json_response(content)
 
     @router.get("/evaluations/{name}/report", include_in_schema=False)
     def report(name: Name) -> Response:
-        result = find_result(name)
+        result = _find_result(cache, name)
         if result.run is None:
             raise HTTPException(404, "no trace was requested")
         # The page has its own policy, which allows its scripts by their hashes.
@@ -152,9 +144,16 @@ def result_routes(cache: Shelf) -> APIRouter:
             reports.page(result.name, result.run), headers={"content-security-policy": "frame-ancestors 'none'"}
         )
 
+    return router
+
+
+def comparison_routes(cache: Shelf) -> APIRouter:
+    """Return the routes that hold results against each other: comparisons, and the leaderboard."""
+    router = APIRouter()
+
     @router.get("/api/compare", tags=["results"], summary="Results, each compared with the first")
     def compare(name: Annotated[list[Name], Query(min_length=2, max_length=MOST_COMPARED)]) -> Response:
-        comparisons = standings.compare([find_result(result_name) for result_name in name])
+        comparisons = standings.compare([_find_result(cache, result_name) for result_name in name])
         entries = [tables.comparison_json(comparison) for comparison in comparisons]
         for entry in entries:
             if "error" in (entry["by_layer"] or {}):
@@ -178,6 +177,13 @@ def result_routes(cache: Shelf) -> APIRouter:
         })  # fmt: skip
 
     return router
+
+
+def _find_result(cache: Shelf, name: str) -> Result:
+    result = cache.result(name)
+    if isinstance(result, Result):
+        return result
+    raise HTTPException(404, "there is no such evaluation" if result is None else without_paths(result, cache.store))
 
 
 def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelSizes) -> APIRouter:
@@ -232,19 +238,8 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
             raise ManifestError("; ".join(errors))
         if request.trace:
             parse_levels(request.trace)
-        suitable, reasons = match_agents(loaded.manifest, agents)
-        if request.agent:
-            names = [agent.facts().name for agent in agents]
-            if request.agent not in names:
-                raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
-            suitable = [agent for agent in suitable if agent.facts().name == request.agent]
-            reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
-        if not suitable:
-            details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
-            subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
-            raise ManifestError(f"{subject} the manifest ({details})")
         options = Options(store, request.trace, request.bound, trusted=False)
-        job = queue.add(loaded.manifest, suitable[0], options)
+        job = queue.add(loaded.manifest, _suitable_agent(request, loaded, agents), options)
         return json_response(state_of(job), 202, {"location": f"/api/jobs/{job.id}"})
 
     @router.get("/api/jobs", summary="Requested evaluations, newest first")
@@ -289,6 +284,21 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
         return StreamingResponse(stream_states(), media_type="text/event-stream")
 
     return router
+
+
+def _suitable_agent(request: EvaluationRequest, loaded: LoadedManifest, agents: Sequence[Agent]) -> Agent:
+    suitable, reasons = match_agents(loaded.manifest, agents)
+    if request.agent:
+        names = [agent.facts().name for agent in agents]
+        if request.agent not in names:
+            raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
+        suitable = [agent for agent in suitable if agent.facts().name == request.agent]
+        reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
+    if not suitable:
+        details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
+        subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
+        raise ManifestError(f"{subject} the manifest ({details})")
+    return suitable[0]
 
 
 def page_routes() -> APIRouter:
