@@ -166,6 +166,12 @@ class Timing:
 
     xsp: str = ""
 
+    cold_ns: float | None = None
+    """Time on the device after its caches held other data, in another state than `cold`; None for a processor."""
+
+    workspace_bytes: int | None = None
+    """Memory beside inputs and outputs that a run holds at most, if the device knows it."""
+
     @property
     def is_timed(self) -> bool:
         """Whether the figures may enter a total."""

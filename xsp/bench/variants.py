@@ -8,6 +8,7 @@ that: how far their results are from those of the block as it runs is stored wit
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from xsp import plugins
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, Spec
 from xsp.bench.torchcalls import Prepared
+from xsp.device.contract import Device
 from xsp.graph.node import Tensor
 from xsp.graph.recorder import flat_tensors
 
@@ -117,8 +119,16 @@ def variant_by_name(name: str) -> Variant | None:
     return VARIANTS.get(name) or PRECISIONS.get(name)
 
 
-def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared, float | None]:
+def prepare(
+    spec: Spec, rotated_bytes: int, limit_bytes: int, device: Device | None = None
+) -> tuple[Prepared, float | None]:
     """Return a spec ready to be called, and the error of its variant's results; None if it has no variant.
+
+    Args:
+        spec: spec to prepare.
+        rotated_bytes: see `xsp.bench.torchcalls.Torch.prepare`, like `limit_bytes`.
+        limit_bytes: most bytes of its tensors.
+        device: where it runs; default: the processor.
 
     Raises:
         NotTimeable: the block cannot be run on its own, or the variant changes nothing.
@@ -127,7 +137,12 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         PluginError: there is no such runtime, or it cannot be imported.
     """
     runtime = plugins.load(RUNTIMES, spec.runtime)()
-    prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
+    if device is None or device.is_host:
+        prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
+    elif "device" in inspect.signature(runtime.prepare).parameters:
+        prepared = runtime.prepare(spec, rotated_bytes, limit_bytes, device)
+    else:
+        raise NotTimeable(f"the runtime {spec.runtime} runs on the processor only")
     if spec.variant == AS_RUN:
         return prepared, None
     variant = variant_by_name(spec.variant)
