@@ -102,6 +102,10 @@ class StandIn(Accelerator):
         with _Clocked(self):
             return super().timed(function, arguments, before)
 
+    def waited(self, function: Callable[[], object], calls: int = 1) -> Elapsed:
+        with _Clocked(self):
+            return super().waited(function, calls)
+
     def caches(self) -> list[tuple[int, int]]:
         return [(2, CACHE_BYTES)]
 

@@ -96,7 +96,7 @@ def specs(
         (Spec(piece, variant, state, threads, runtime), counts[key])
         for key, piece in blocks.items()
         for variant in variants
-        if variant == AS_RUN or _may_change(Spec(piece, variant, state, threads, runtime))
+        if variant == AS_RUN or _may_change(Spec(piece, variant, state, threads, runtime), environment)
     ]
 
 
@@ -112,13 +112,14 @@ def check_names(variants: Iterable[str] = (), runtimes: Iterable[str] = ()) -> N
     _check_runtimes(runtimes)
 
 
-def _may_change(spec: Spec) -> bool:
-    """Return whether a variant may compute a block in a different way.
+def _may_change(spec: Spec, environment: Environment | None) -> bool:
+    """Return whether a variant may compute a block in a different way on the device of an environment.
 
     Raises:
         BenchError: there is no such variant.
     """
-    return _variant(spec.variant).may_change(spec)
+    variant = _variant(spec.variant)
+    return variant.is_for(environment) and variant.may_change(spec)
 
 
 def _variant(name: str) -> Variant:
@@ -138,7 +139,11 @@ def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float
         pairs: specs, and the number of occurrences of each.
         timings: the existing timings.
     """
-    rows = [(count, expected_seconds(spec, count), timings.get(spec.key)) for spec, count in pairs]
+    rows = [
+        (count, expected_seconds(spec, count), timings.get(spec.key))
+        for spec, count in pairs
+        if not spec.op.startswith("step::")
+    ]
     timed_rows = [(count, value) for count, value, timing in rows if timing is not None and timing.is_timed]
     calls, expected = sum(row[0] for row in rows), sum(row[1] for row in rows)
     return sum(row[0] for row in timed_rows) / (calls or 1), sum(row[1] for row in timed_rows) / (expected or 1)
@@ -333,7 +338,12 @@ def _was_too_large(timing: Timing | None) -> bool:
 
 
 def expected_seconds(spec: Spec, count: int) -> float:
-    """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first."""
+    """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first.
+
+    Whole steps (`xsp.bench.steps`) come before all calls.
+    """
+    if spec.op.startswith("step::"):
+        return math.inf
     total = 0.0
     for call in spec.block.calls:
         node = Node(call, "", NodeKind.COMPUTE)

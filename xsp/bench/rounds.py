@@ -267,8 +267,8 @@ def _warm_up(seat: _Seat) -> None:
 def _run(prepared: Prepared, calls: int, device: Device) -> Elapsed:
     """Return the time of `calls` calls on a device."""
     if prepared.timed is not None:
-        elapsed_ns = prepared.timed(calls)
-        return Elapsed(elapsed_ns, elapsed_ns)
+        elapsed = prepared.timed(calls)
+        return elapsed if isinstance(elapsed, Elapsed) else Elapsed(elapsed, elapsed)
     return device.timed(prepared.function, prepared.arguments(calls), prepared.before)
 
 
@@ -314,7 +314,7 @@ def _on_device(seat: _Seat, mean: float) -> dict[str, Any]:
     prepared, device = seat.prepared, seat.device
     facts: dict[str, Any] = {"device_ns": mean, "host_ns": statistics.median(seat.issues)}
     if prepared.timed is not None:
-        return {**facts, "host_ns": mean}
+        return facts
     with contextlib.suppress(Exception), torch.inference_mode(), prepared.context():
         buffer = device.eviction_buffer(device.rotated_bytes()) if prepared.flush is None else prepared.flush
         cold = device.timed(prepared.function, prepared.arguments(COLD_CALLS), lambda: buffer.add_(1))

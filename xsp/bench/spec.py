@@ -15,7 +15,7 @@ AS_RUN = "as-run"
 """The variant that a framework takes by default."""
 
 
-OTHER_PRECISION = frozenset(["autocast-bfloat16"])
+OTHER_PRECISION = frozenset(["autocast-bfloat16", "tf32"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
 RUNTIMES = "xsp.runtimes"

@@ -19,7 +19,8 @@ WIDTH = 25
 MOST_REASONS = 5
 FIGURES = (
     "key", "op", "variant", "state", "threads", "runtime", "status", "reason", "samples", "trimmed_ns", "low_ns",
-    "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns",
+    "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns", "cold_ns",
+    "workspace_bytes", "kernels",
 )  # fmt: skip
 
 Pairs = Sequence[tuple[Spec, int]]
@@ -60,7 +61,8 @@ def fill_page(
         (pair for pair in entries if pair[0].is_timed), key=lambda pair: -(pair[0].trimmed_ns or 0) * pair[1]
     )
     if timed:
-        lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", "variant state threads")]
+        conditions = "variant state threads" if timings.environment.device is None else "cold µs, issue µs"
+        lines += ["", _row("operators, shapes", "count", "µs", "±%", "all ms", conditions)]
         lines += [_timing_row(*pair) for pair in timed[:MOST_ROWS]]
         lines += [f"{len(timed) - MOST_ROWS:,} more timed blocks"] if len(timed) > MOST_ROWS else []
     reasons = _reasons(holes)
@@ -95,9 +97,12 @@ def _row(op: str, count: str, figure: str, half: str, total: str, conditions: st
 def _timing_row(timing: Timing, count: int) -> str:
     mean = timing.trimmed_ns or 0.0
     half = 100 * (timing.half_ns or 0.0) / mean if mean else 0.0
-    conditions = " ".join(
-        [*([] if timing.variant == AS_RUN else [timing.variant]), timing.state.value, f"{timing.threads}"]
-    )
+    variant = [] if timing.variant == AS_RUN else [timing.variant]
+    if timing.device_ns is None:
+        conditions = " ".join([*variant, timing.state.value, f"{timing.threads}"])
+    else:
+        sides = ("–" if ns is None else f"{ns / 1e3:.2f}" for ns in (timing.cold_ns, timing.host_ns))
+        conditions = " ".join([*(f"{side:>8}" for side in sides), *variant])
     figures = f"{mean / 1e3:.2f}", f"{half:.0f}", f"{mean * count / 1e6:.3f}"
     return _row(_label(timing), f"{count:,}", *figures, conditions)
 
@@ -119,7 +124,9 @@ def short(op: str, width: int = WIDTH) -> str:
 
 
 def _overheads(timings: Timings, pairs: Pairs) -> list[str]:
-    lines = []
+    lines: list[str] = []
+    if timings.environment.device is not None:
+        return lines
     for threads in sorted({spec.threads for spec, _ in pairs}):
         measured = timings.of(overheads(threads)).values()
         parts = [
@@ -198,6 +205,7 @@ def fill_as_json(
     return {
         "source": name,
         "environment": timings.environment.hash,
+        "device": timings.environment.device_name,
         "folder": str(timings.folder),
         "blocks": sum(count for _, count in pairs),
         "unique": len(pairs),
@@ -208,13 +216,15 @@ def fill_as_json(
         "coverage_percent_of_blocks": round(100 * calls, 2),
         "coverage_percent_of_expected_time": round(100 * expected, 2),
         "timings": [{**figures(timing), "count": count} for timing, count in entries],
-        "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs)).values()],
+        "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs, timings)).values()],
         "processor_note": timings.environment.processor_note,
         "problems": list(timings.problems),
     }
 
 
-def _all_overheads(pairs: Pairs) -> list[Spec]:
+def _all_overheads(pairs: Pairs, timings: Timings) -> list[Spec]:
+    if timings.environment.device is not None:  # there the host's time is that of issuing the whole step
+        return []
     return [overhead for threads in sorted({spec.threads for spec, _ in pairs}) for overhead in overheads(threads)]
 
 

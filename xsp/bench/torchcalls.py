@@ -18,7 +18,7 @@ import torch
 from xsp.bench import inputs
 from xsp.bench.inputs import NotTimeable, Rule
 from xsp.bench.spec import CacheState, Spec, missing_input_reason
-from xsp.device.contract import Device
+from xsp.device.contract import Device, Elapsed
 from xsp.device.processor import Processor
 from xsp.graph.blocks import Block
 from xsp.graph.node import OBJECT, Call, Tensor
@@ -50,7 +50,7 @@ class Prepared:
     flush: torch.Tensor | None = None
     """Buffer that is overwritten before each call in state `cold`."""
 
-    timed: Callable[[int], int] | None = None
+    timed: Callable[[int], int | Elapsed] | None = None
     """Function that runs a number of calls and returns their nanoseconds, for work that times itself."""
 
     most_calls: int | None = None
@@ -91,7 +91,7 @@ class Prepared:
         return None if self.flush is None else self.chill
 
 
-def self_timed(timed: Callable[[int], int], most_calls: int | None = None) -> Prepared:
+def self_timed(timed: Callable[[int], int | Elapsed], most_calls: int | None = None) -> Prepared:
     """Return work that times itself, ready to be timed: `timed` returns the nanoseconds of a number of calls."""
     return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls)
 

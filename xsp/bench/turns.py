@@ -62,6 +62,7 @@ class Turns:
         """Most bytes of the tensors of a spec; of an accelerator only known once its process has started."""
 
         self.rotated_bytes = 0
+        self._was_ready = False
         self.lost = ""
         """Why the device cannot be used any more; empty if it can."""
 
@@ -125,7 +126,7 @@ class Turns:
             try:
                 process = self._process or self._start_and_wait()
             except DeviceError as error:
-                if not timings:
+                if not self._was_ready:
                     raise
                 self.lost = str(error)  # it was there: what was timed before counts
                 break
@@ -224,6 +225,7 @@ class Turns:
         if "obstacle" in answer:
             self._end()
             raise DeviceError(answer["obstacle"])
+        self._was_ready = True
         self.memory_bytes, self.rotated_bytes = answer["memory_bytes"], answer["rotated_bytes"]
         return process
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xsp import plugins
+from xsp.bench.environment import Environment
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, Spec
 from xsp.bench.torchcalls import Prepared
@@ -49,6 +50,14 @@ class Variant:
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
+    on_host: bool | None = None
+    """Whether it is only of a device that is the host, or only of others; None for any."""
+
+    def is_for(self, environment: Environment | None) -> bool:
+        """Return whether the variant exists on the device of an environment; None is the processor."""
+        is_host = environment is None or environment.device is None
+        return self.on_host in (None, is_host)
+
 
 def _inputs(spec: Spec) -> Iterable[Tensor]:
     return (tensor for call in spec.block.calls for tensor in call.inputs)
@@ -75,6 +84,10 @@ def _uses_onednn(spec: Spec) -> bool:
     return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
 
 
+def _has_convolution(spec: Spec) -> bool:
+    return "conv" in spec.block.op
+
+
 def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
@@ -88,9 +101,11 @@ VARIANTS: Mapping[str, Variant] = {
     for variant in (
         Variant("channels-last", _has_plane, arrange=_channels_last),
         Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
-        Variant("onednn-off", _uses_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("onednn-off", _uses_onednn, lambda: torch.backends.mkldnn.flags(enabled=False), on_host=True),
+        Variant("cudnn-benchmark", _has_convolution, lambda: torch.backends.cudnn.flags(benchmark=True), on_host=False),
         Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
         Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),
+        Variant("attention-efficient", _has_attention, _backend(SDPBackend.EFFICIENT_ATTENTION), on_host=False),
     )
 }
 
@@ -101,6 +116,20 @@ def _has_products(spec: Spec) -> bool:
     return any(word in spec.block.op for word in words) and any(tensor.dtype == "float32" for tensor in _inputs(spec))
 
 
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """Let products and convolutions of float32 use the tensor cores."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = True
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
+
+
 PRECISIONS: Mapping[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -108,7 +137,9 @@ PRECISIONS: Mapping[str, Variant] = {
             "autocast-bfloat16",
             lambda spec: torch.amp.is_autocast_available("cpu") and _has_products(spec),
             context=lambda: torch.autocast("cpu", torch.bfloat16),
+            on_host=True,
         ),
+        Variant("tf32", _has_products, _tf32, on_host=False),
     )
 }
 """Variants that change numbers: not part of `--variants all`, and never in a bound."""

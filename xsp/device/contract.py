@@ -4,7 +4,7 @@
 |---|---|
 | is it there, and can it be used now | `count`, `obstacle` |
 | tensors and random values on it | `torch_name`, `generator` |
-| how long do these calls take on it, and how long does the host take to issue them | `timed` |
+| how long do these calls take on it, and how long does the host take to issue them | `timed`, `waited` |
 | what has to be overwritten so that its caches hold other data | `caches`, `rotated_bytes`, `eviction_buffer` |
 | can a function be captured once and replayed without the host | `capture` |
 | how much memory is free, and how much may a block take | `free_bytes`, `begin`, `workspace_bytes` |
@@ -141,6 +141,25 @@ class Device(ABC):
             before: called before each call, and not timed.
         """
 
+    def host_ns(self) -> int:
+        """Return the time of the host's clock."""
+        return time.perf_counter_ns()
+
+    def waited(self, function: Callable[[], object], calls: int = 1) -> Elapsed:
+        """Call a function a number of times, wait after each, and return the time by the host's clock.
+
+        `issue_ns` is the time until the calls returned.
+        """
+        elapsed_ns = issue_ns = 0
+        for _ in range(calls):
+            self.synchronize()
+            begin = self.host_ns()
+            function()
+            issue_ns += self.host_ns() - begin
+            self.synchronize()
+            elapsed_ns += self.host_ns() - begin
+        return Elapsed(elapsed_ns, issue_ns)
+
     # --- caches ---------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -248,10 +267,6 @@ class Accelerator(Device):
     @abstractmethod
     def between_ns(self, first: Any, second: Any) -> float:
         """Return the nanoseconds that the device took from one mark to another; both have been reached."""
-
-    def host_ns(self) -> int:
-        """Return the time of the host's clock."""
-        return time.perf_counter_ns()
 
     def timed(
         self, function: Callable[..., Any], arguments: Arguments, before: Callable[[], object] | None = None
