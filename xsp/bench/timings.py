@@ -104,6 +104,12 @@ class Timings:
             if len(matches) != 1:
                 names = ", ".join(available) or "none"
                 raise BenchError(f"{path}: {like!r} is not one environment; there are {names}: see `xsp bench --list`")
+            theirs, ours = available[matches[0]], timings.environment
+            if (theirs.device, ours.device) != (None, None) and theirs.device_name != ours.device_name:
+                raise BenchError(
+                    f"the timings of environment {matches[0]} are of {theirs.device_name}, not of {ours.device_name}: "
+                    "they cannot replace its own"
+                )
             timings.like = matches[0]
             timings._borrowed = timings._read(matches[0])
         return timings

@@ -11,6 +11,7 @@ from typing import Any
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.bound.timed import NOT_TIMED, can_time_here
 from xsp.bound.totals import Coverage, Total
+from xsp.device import devices
 from xsp.graph import text as graphtext
 from xsp.graph.node import KnownBy
 from xsp.scrub import plain
@@ -50,7 +51,7 @@ def _title(bound: Bound) -> list[str]:
         conditions.append(graphtext.phase(graph))
     elif graph.settings.get("train") is not None:
         conditions.append("training step" if graph.settings["train"] else "inference")
-    if settings.get("threads"):
+    if settings.get("threads") and not settings.get("device"):
         conditions.append(f"{settings['threads']} threads")
     if settings.get("state"):
         conditions.append(f"caches {settings['state']}")
@@ -58,7 +59,8 @@ def _title(bound: Bound) -> list[str]:
     roof = settings.get("ceilings")
     if roof is not None:
         lines.append(plain(f"ceilings of {roof['name']}"))
-    lines += textwrap.wrap(plain(settings.get("processor_note", "")), 79)
+    lines += [plain(f"timings of {settings['machine']}")] if settings.get("device") else []
+    lines += textwrap.wrap(plain(settings.get("processor_note", "") or bound.limit_text), 79)
     return [*lines, bound.scope_note]
 
 
@@ -85,7 +87,8 @@ def _explained_rungs(bound: Bound) -> list[Rung]:
     """Return the rungs that are shown with a reason if they are missing."""
     timed = [] if _is_foreign(bound) else [Rung.BEST, Rung.AS_RUN]
     requested = [Rung.BLOCKS] if bound.settings.get("granularity") else []
-    return [Rung.CEILING, *timed, *requested, Rung.MEASURED]
+    whole = [Rung.REPLAYED, Rung.ISSUED] if bound.settings.get("device") else []
+    return [Rung.CEILING, *timed, *requested, *whole, Rung.MEASURED]
 
 
 def _is_foreign(bound: Bound) -> bool:
@@ -208,7 +211,8 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     is_foreign = _is_foreign(bound)
-    can_time = not is_foreign and can_time_here(bound.graph)
+    is_here = "--device" not in options or devices.is_id(options[options.index("--device") + 1])
+    can_time = not is_foreign and is_here and can_time_here(bound.graph)
     if not ceiling.coverage.nodes:
         if is_foreign and "--device" not in options:
             return f"xsp bound {target} --device NAME"
@@ -257,6 +261,7 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
         "scope": bound.scope,
+        "limit": bound.limit_text or None,
         "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
         "differences": [
             {

@@ -154,6 +154,12 @@ def ceiling_by_user_name(name: str) -> Ceiling:
     return max(forms, key=lambda form: (form.peak() or 0, form.bytes_per_s))
 
 
+def is_named(name: str, product: str) -> bool:
+    """Return whether a user's name of a device ("H200") is that of a product ("NVIDIA H200")."""
+    words = _words(name)
+    return bool(words) and words <= _words(product)
+
+
 def _matching_entries(name: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the entries that match a driver's name, with the number of words in common."""
     name_words = _words(name)
