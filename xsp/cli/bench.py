@@ -3,9 +3,8 @@
 `xsp bench transfers` and `xsp bench collectives` time copies in memory, between processes, to storage, to devices, and
 collectives between ranks.
 
-The calls of a model are timed on the processor, even where torch has a GPU, unless --device names another device. On
-an accelerator each timing has the time on the device, with warm and with cold caches, and the host's time to issue the
-call; the whole step is timed, too: waited for, and replayed after a capture.
+The calls of a model are timed on the processor, even where torch has a GPU, unless --device names it; then whole steps
+are timed, too.
 
 The most expensive calls come first. Existing timings are not repeated, even if they were taken for another model. Calls
 that cannot be timed are listed, and have no figure. The timings are used by `xsp bound` and `xsp advise`.
@@ -85,9 +84,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="repeat existing timings too")
     group = parser.add_argument_group("what is timed")
-    group.add_argument(
-        "--device", metavar="NAME", help="where the calls run: cuda:0, or the name of a plugin's device (default: cpu)"
-    )
+    group.add_argument("--device", metavar="NAME", help="where the calls run, cuda:0 (default: cpu)")
     group.add_argument("--granularity", metavar="N,…", help="calls per block, 1,4 (default: 1)")
     group.add_argument(
         "--state",

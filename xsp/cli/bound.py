@@ -77,8 +77,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="a device of this machine (cuda:0): its timings and peak rates; or a product (H100, MI300X): the peak "
-        "rates that its manufacturer states, and timings of it that were imported (default: cpu)",
+        help="a device of this machine, cuda:0; or a product, H100: the peak rates that its manufacturer states, and "
+        "imported timings of it (default: cpu)",
     )
     parser.add_argument(
         "--construct", type=options.positive_int, metavar="G", help="also estimate the step from blocks of G calls"
