@@ -28,7 +28,7 @@ LAYERS = [
     }
     | {"texts", "version"},
     {"fields"},
-    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
+    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "serving", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
@@ -54,7 +54,18 @@ TABLE_OF_CONTENTS = "__init__"
 COMMAND = "__main__"
 """`python -m xsp` calls the command line, and nobody imports it."""
 
-FOR_COLLECTORS = {"clock", "collector", "cost", "errors", "plugins", "schema", "scrub", "subjects", "testing"}
+FOR_COLLECTORS = {
+    "clock",
+    "collector",
+    "cost",
+    "errors",
+    "plugins",
+    "schema",
+    "scrub",
+    "serving",
+    "subjects",
+    "testing",
+}
 """What of xsp may enter the measured process with a collector."""
 
 MOST_LINES = 800
@@ -145,7 +156,9 @@ def test_a_collector_brings_nothing_into_the_measured_process_but_what_it_observ
         if top == "xsp":
             assert part(module) in FOR_COLLECTORS, module
         else:
-            assert top in {"cupti", "numpy", "torch", "xsp_collectors", *sys.stdlib_module_names}, module
+            assert top in {"cupti", "numpy", "torch", "transformers", "xsp_collectors", *sys.stdlib_module_names}, (
+                module
+            )
 
 
 @pytest.mark.parametrize(
