@@ -71,6 +71,11 @@ class FinishedSpan(NamedTuple):
     """Status as in the table: `ok`, `error:<exception type>`, …"""
 
     attributes: dict[str, Any]
+    trace_id: str = ""
+    """Its trace; empty for that of the call."""
+
+    links: tuple[tuple[int, int], ...] = ()
+    """Trace and span ids of the spans that it links to."""
 
 
 class Answer(NamedTuple):
