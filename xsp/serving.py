@@ -669,10 +669,11 @@ class Log:
         self.drain()
 
     def renew(self) -> None:
-        """Forget everything, in a forked child: the thread and the engines' steps stayed with the parent."""
+        """Forget everything, as in a forked child: the thread and the engines' steps stayed with the parent."""
+        self._closing.set()  # for a thread of this process
         self._entries.clear()
         self._requests.clear()
-        self._lock, self._thread = threading.Lock(), None
+        self._lock, self._thread, self._closing = threading.Lock(), None, threading.Event()
 
 
 _NAMES = re.compile(r"'[^']*'|\d[\d,]*|\(.*\)")

@@ -1,0 +1,100 @@
+"""Requests that engines served, the steps of these engines, and the figures of both."""
+
+from __future__ import annotations
+
+from xsp.account import requests as served
+from xsp.analyses.contract import Table, analysis, values
+from xsp.serving import PARTS
+from xsp.store.trace import Trace
+
+
+def _reason_without_requests(trace: Trace) -> str | None:
+    """Return why a trace has no requests, or None if it has some."""
+    if served.requests(trace) or served.steps(trace):
+        return None
+    return (
+        "no requests of an engine are known; state them with `traced.engine(requests=…)` or `xsp.serving.Engine`, "
+        "transformers' continuous batching states them itself"
+    )
+
+
+_REQUEST_COLUMNS = {
+    "request": "VARCHAR", "status": "VARCHAR", "latency_ms": "DOUBLE", "ttft_ms": "DOUBLE", "tpot_ms": "DOUBLE",
+    "slow_by": "VARCHAR", "prompt_tokens": "BIGINT", "output_tokens": "BIGINT",
+    **{f"{name}_ms": "DOUBLE" for name in PARTS},
+    "steps": "BIGINT", "arrival_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
+}  # fmt: skip
+
+
+@analysis("requests", "Requests of engines", unless=_reason_without_requests)
+def requests(trace: Trace) -> Table:
+    """What the latency of each request went to, the longest latency first; these parts add up to it.
+
+    `queue_ms` is the time from the arrival to the first step that serves the request. A step is shared by tokens:
+    `own_prefill_ms` and `own_decode_ms` are the request's share, `others_prefill_ms` and `others_decode_ms` the rest
+    of the steps that serve it, and `compiling_ms` is compilation in them. `host_ms` is the time between such steps in a
+    row, and after the last one; `preempted_ms` that in which the engine ran steps without the request. `ttft_ms` is the
+    time to the first token, `tpot_ms` per output token after it. `slow_by` names, for the tenth with the longest
+    latencies, the part that exceeds its median by most. `arrival_s` counts from the first arrival; `queue_ms` is null
+    if the arrival was not stated.
+    """
+    found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
+    reasons = served.reasons(trace)
+    first_ns = min((each.start_ns for each in found), default=0)
+    rows = [
+        (
+            each.request, each.status, each.latency_ns / 1e6, _ms(each.ttft_ns), _ms(each.tpot_ns),
+            reasons.get((each.rank, each.engine, each.request, each.start_ns)), each.prompt_tokens, each.output_tokens,
+            *(None if name == "queue" and not each.has_arrival else each.parts[name] / 1e6 for name in PARTS),
+            each.steps, (each.start_ns - first_ns) / 1e9, each.engine, each.rank,
+        )
+        for each in found
+    ]  # fmt: skip
+    return values(trace, "served_requests", _REQUEST_COLUMNS, rows)
+
+
+@analysis("request-figures", "Figures of requests", unless=_reason_without_requests)
+def request_figures(trace: Trace) -> Table:
+    """Percentiles of the times of requests with their 95 % intervals, and rates.
+
+    They are of requests that ended well: time to the first token, between tokens, per output token, latency, and time
+    in the queue. An end of an interval is null if there are too few values to bound it. `xsp.account.requests.goodput`
+    gives the requests a second that keep stated limits.
+    """
+    columns = {"figure": "VARCHAR", "value": "DOUBLE", "unit": "VARCHAR", "low": "DOUBLE", "high": "DOUBLE"}
+    rows = [
+        (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in served.figures(trace)
+    ]
+    return values(trace, "request_figures", columns | {"count": "BIGINT"}, rows)
+
+
+_STEP_COLUMNS = {
+    "number": "BIGINT", "kind": "VARCHAR", "ms": "DOUBLE", "gap_ms": "DOUBLE", "requests": "BIGINT",
+    "prefill_tokens": "BIGINT", "decode_tokens": "BIGINT", "start_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
+}  # fmt: skip
+
+
+@analysis("engine-steps", "Steps of engines", unless=_reason_without_requests)
+def engine_steps(trace: Trace) -> Table:
+    """Every step of an engine: its kind, time, requests and tokens.
+
+    `kind` is prefill, decode, mixed or idle. `gap_ms` is the time since the end of the engine's step before, null for
+    the first one, and if that was not recorded. `start_s` counts from the start of the first step.
+    """
+    rows, found = [], served.steps(trace)
+    ends: dict[tuple[int, str, int], int] = {}
+    for each in found:
+        end_ns = ends.get((each.rank, each.engine, each.number - 1))
+        ends[each.rank, each.engine, each.number] = each.start_ns + each.dur_ns
+        rows.append(
+            (
+                each.number, each.kind, each.dur_ns / 1e6, _ms(each.start_ns - end_ns) if end_ns is not None else None,
+                each.requests, each.prefill_tokens, each.decode_tokens, (each.start_ns - found[0].start_ns) / 1e9,
+                each.engine, each.rank,
+            )
+        )  # fmt: skip
+    return values(trace, "engine_steps_table", _STEP_COLUMNS, rows)
+
+
+def _ms(ns: float | None) -> float | None:
+    return ns / 1e6 if ns is not None else None
