@@ -10,47 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from engines import Told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xsp import clock, serving
-from xsp.serving import PARTS, Engine, EngineStep, Log, Part, RequestAccount, Requests
+from xsp.serving import PARTS, Engine, EngineStep, Part, RequestAccount, Requests
 
 QUICK = settings(max_examples=150, deadline=None)
-
-
-class Told(Log):
-    """A log that keeps what it is told."""
-
-    def __init__(self, **options: Any) -> None:
-        self.steps: list[tuple[int, EngineStep]] = []
-        self.accounts: list[RequestAccount] = []
-        self.notes: list[str] = []
-        super().__init__(self._take, self.notes.append, **options)
-
-    def _take(self, engine: Engine, steps: Sequence[Any], accounts: Sequence[Any]) -> None:
-        self.steps += steps
-        self.accounts += accounts
-
-    # a sink that only keeps
-
-    def accepts(self, engine: Engine) -> bool:
-        return True
-
-    def arrive(self, engine: Engine, request: Any, at_ns: int, prompt_tokens: int | None, is_stated: bool) -> None:
-        self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated)
-
-    def begin(self, engine: Engine, parts: Sequence[Part]) -> Any:
-        return None
-
-    def end(self, engine: Engine, step: EngineStep) -> None:
-        self.put(engine, "step", step)
-
-    def finish(self, engine: Engine, request: Any, at_ns: int, status: str) -> None:
-        self.put(engine, "finish", request, at_ns, status)
-
-    def end_engine(self, engine: Engine, at_ns: int) -> None:
-        self.put(engine, "close", at_ns)
 
 
 @pytest.fixture
@@ -75,7 +42,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """Draw what an engine does: arrivals, steps that serve any of the open requests, and ends, also inside steps."""
     now, statements, running, last_end = 0, [], [], 0
     count = draw(st.integers(1, 6))
-    for number in range(draw(st.integers(1, 25))):
+    for _ in range(draw(st.integers(1, 25))):
         now += draw(st.integers(0, 1000))
         if count and draw(st.booleans()):
             count -= 1
