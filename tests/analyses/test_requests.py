@@ -133,7 +133,8 @@ def test_chunks_of_a_prompt_are_no_time_between_tokens() -> None:
 def test_steps_have_their_kind_and_the_gap_before() -> None:
     found = trace([
         ("arrive", "a", 0), ("arrive", "b", 0), ("step", 1, 11, ("a", "prefill", 4)),
-        ("step", 14, 20, ("a", "decode", 1), ("b", "prefill", 7)), ("step", 21, 25), ("step", 26, 30, ("b", "decode", 1)),
+        ("step", 14, 20, ("a", "decode", 1), ("b", "prefill", 7)), ("step", 21, 25),
+        ("step", 26, 30, ("b", "decode", 1)),
     ])  # fmt: skip
     table = analyses.engine_steps(found)
     rows = table.select("kind, ms, gap_ms, requests, prefill_tokens, decode_tokens").fetchall()

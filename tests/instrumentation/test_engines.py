@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch import nn
 
 import xsp
 from xsp import serving
+from xsp.account import requests as served
 from xsp.serving import PARTS, Engine
 
 HALF = 1 << 63
@@ -203,3 +205,27 @@ def test_an_unsampled_step_costs_little(service: Service) -> None:
         assert min(times) < 50_000  # 1 % of a step of 5 ms, with what the thread does afterwards
         for number in range(16):
             traced.finish(number)
+
+
+def test_what_a_receiver_gets_answers_as_a_run_does(service: Service, tmp_path: Path) -> None:
+    encoder = pytest.importorskip("opentelemetry.exporter.otlp.proto.common.trace_encoder")
+    net = model()
+    with xsp.instrument(net, sample=1.0, provider=service.provider) as traced:
+        for number in range(12):
+            with service.request():
+                traced.arrive(number, prompt_tokens=4)
+            serve(traced, net, [(number, "prefill", 4)], [(number, "decode", 1)])
+            traced.finish(number)
+        traced.arrive("without a caller")
+        serve(traced, net, [("without a caller", "prefill", 2)])
+        traced.finish("without a caller")
+        assert traced.flush()
+    (tmp_path / "spans.pb").write_bytes(encoder.encode_spans(service.spans).SerializeToString())
+    trace = xsp.load(tmp_path / "spans.pb")
+    found = served.requests(trace)
+    assert len(found) == 13
+    for each in found:
+        assert sum(each.parts.values()) == each.latency_ns
+    assert len(served.steps(trace)) == 25
+    assert len(served.token_gaps(trace)) == 12
+    assert len(xsp.analyses.requests(trace).fetchall()) == 13
