@@ -48,6 +48,9 @@ CANCELLED, UNCLOSED = "cancelled", "unclosed"
 MOST_ENDED = 4096
 """Limit on the ids of ended requests that are remembered, to recognize an id that comes again."""
 
+MOST_PROMPTS = 8
+"""Limit on the prompts of a step, the longest ones, that can be a request's `largest_prefill`."""
+
 MOST_OPEN = 100_000
 """Limit on requests that have not ended: a program that never ends them must not fill the memory."""
 
@@ -233,9 +236,16 @@ class Requests:
             prefill = sum(part[2] for part in parts if part[1] == PREFILL)
             total = sum(part[2] for part in parts)
             prompts = [part for part in parts if part[1] == PREFILL]
+            if len(prompts) > MOST_PROMPTS:
+                prompts = sorted(prompts, key=lambda part: -part[2])[:MOST_PROMPTS]
             for part, state in kept:
                 self._serve(part, state, step, number, prefill, total, prompts)
         return accounts + self._settle(lambda request: request in served)
+
+    def pass_step(self) -> list[RequestAccount]:
+        """State that a step ended that served none of the requests whose accounts are kept."""
+        self.step_count += 1
+        return self.settle()
 
     def _serve(
         self, part: Part, state: _Open, step: EngineStep, number: int, prefill: int, total: int, prompts: Sequence[Part]
@@ -443,10 +453,13 @@ class Engine:
             self._arrive(request, prompt_tokens, clock.monotonic_ns() if at_ns is None else at_ns, is_stated=True)
 
     def _arrive(self, request: Hashable, prompt_tokens: int | None, at_ns: int, is_stated: bool) -> None:
-        self._known.add(request)
-        for sink in tuple(_sinks):
-            if sink.accepts(self):
-                sink.arrive(self, request, at_ns, prompt_tokens, is_stated)
+        try:
+            self._known.add(request)
+            for sink in tuple(_sinks):
+                if sink.accepts(self):
+                    sink.arrive(self, request, at_ns, prompt_tokens, is_stated)
+        except Exception as error:
+            self.note(f"the arrival of a request was left out ({type(error).__name__}: {error})")
 
     def step(self, requests: Iterable[Sequence[Any]]) -> RunningStep:
         """Return the context of a step.
@@ -465,12 +478,16 @@ class Engine:
             status: `ok`, `cancelled` or `error:<exception type>`.
             at_ns: when it ended, of `time.perf_counter_ns`; default: now.
         """
-        if _sinks:
+        if not _sinks:
+            return
+        at_ns = clock.monotonic_ns() if at_ns is None else at_ns
+        try:
             self._known.discard(request)
-            at_ns = clock.monotonic_ns() if at_ns is None else at_ns
             for sink in tuple(_sinks):
                 if sink.accepts(self):
                     sink.finish(self, request, at_ns, status)
+        except Exception as error:
+            self.note(f"the end of a request was left out ({type(error).__name__}: {error})")
 
     def note(self, text: str) -> None:
         """Give a sentence on what was stated wrongly to all sinks."""
@@ -669,8 +686,7 @@ class Log:
         self.drain()
 
     def renew(self) -> None:
-        """Forget everything, as in a forked child: the thread and the engines' steps stayed with the parent."""
-        self._closing.set()  # for a thread of this process
+        """Forget everything, in a forked child: the thread stayed with the parent, maybe with the locks."""
         self._entries.clear()
         self._requests.clear()
         self._lock, self._thread, self._closing = threading.Lock(), None, threading.Event()

@@ -141,11 +141,16 @@ def test_steps_have_their_kind_and_the_gap_before() -> None:
     assert rows == [
         ("prefill", 10, None, 1, 4, 0), ("mixed", 6, 3, 2, 7, 1), ("idle", 4, 1, 0, 0, 0), ("decode", 4, 1, 1, 0, 1)
     ]  # fmt: skip
+    kinds = analyses.engine_kinds(found).select("kind, steps, round(percent_of_time), gap_ms, tokens_per_s").fetchall()
+    assert kinds == [
+        ("prefill", 1, 42, None, 400), ("mixed", 1, 25, 3, pytest.approx(8 / 0.006)), ("idle", 1, 17, 1, 0),
+        ("decode", 1, 17, 1, 250),
+    ]  # fmt: skip
 
 
 def test_without_engines_the_tables_say_what_to_do() -> None:
     plain = trace_of(spans("step s 0-9"))
-    for name in ("requests", "request-figures", "engine-steps"):
+    for name in ("requests", "request-figures", "engine-steps", "engine-kinds"):
         with pytest.raises(AnalysisError, match=r"traced\.engine"):
             analyses.ANALYSES[name](plain)
     with pytest.raises(AnalysisError, match="no request of an engine that ended"):

@@ -187,6 +187,70 @@ def figures(trace: Trace) -> list[Figure]:
     return found
 
 
+class KindOfStep(NamedTuple):
+    """Steps of one kind of an engine; times in nanoseconds."""
+
+    rank: int
+    engine: str
+    kind: str
+    steps: int
+    share: float
+    """Share of the time of all steps of the engine."""
+
+    mean: stats.Interval | None
+    """Mean time of a step with its 95 % interval; None for fewer than three steps."""
+
+    median_ns: float
+    gap_ns: float | None
+    """Median time from the end of the step before; None if no step before is known."""
+
+    requests: float
+    """Mean number of requests of a step, and of tokens of prompts and added tokens."""
+
+    prefill_tokens: float
+    decode_tokens: float
+    tokens_per_s: float
+    """Tokens of both sorts a second, in steps of this kind."""
+
+
+def gaps(trace: Trace) -> list[int | None]:
+    """Return for each of `steps` the time since the end of its engine's step before; None if that is not known."""
+    ends: dict[tuple[int, str, int], int] = {}
+    found = []
+    for each in steps(trace):
+        end_ns = ends.get((each.rank, each.engine, each.number - 1))
+        ends[each.rank, each.engine, each.number] = each.start_ns + each.dur_ns
+        found.append(each.start_ns - end_ns if end_ns is not None else None)
+    return found
+
+
+def kinds(trace: Trace) -> list[KindOfStep]:
+    """Return the kinds of steps of each engine, the largest share of its time first."""
+    groups: dict[tuple[int, str], dict[str, list[tuple[ServedStep, int | None]]]] = defaultdict(dict)
+    for each, gap in zip(steps(trace), gaps(trace), strict=True):
+        groups[each.rank, each.engine].setdefault(each.kind, []).append((each, gap))
+    found = []
+    for (rank, engine), by_kind in groups.items():
+        total_ns = sum(each.dur_ns for members in by_kind.values() for each, _ in members)
+        for kind, members in by_kind.items():
+            times = [each.dur_ns for each, _ in members]
+            known = [gap for _, gap in members if gap is not None]
+            prefill, decode = (
+                statistics.fmean(tokens)
+                for tokens in zip(*((each.prefill_tokens, each.decode_tokens) for each, _ in members), strict=True)
+            )
+            found.append(
+                KindOfStep(
+                    rank, engine, kind, len(members), sum(times) / total_ns if total_ns else 0.0,
+                    stats.mean_interval(times), statistics.median(times),
+                    statistics.median(known) if known else None,
+                    statistics.fmean(each.requests for each, _ in members), prefill, decode,
+                    (prefill + decode) * len(times) * 1e9 / sum(times) if sum(times) else 0.0,
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda each: (each.rank, each.engine, -each.share))
+
+
 def _seconds(served: Sequence[Request]) -> float:
     if not served:
         return 0.0

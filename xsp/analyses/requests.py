@@ -81,19 +81,45 @@ def engine_steps(trace: Trace) -> Table:
     `kind` is prefill, decode, mixed or idle. `gap_ms` is the time since the end of the engine's step before, null for
     the first one, and if that was not recorded. `start_s` counts from the start of the first step.
     """
-    rows, found = [], served.steps(trace)
-    ends: dict[tuple[int, str, int], int] = {}
-    for each in found:
-        end_ns = ends.get((each.rank, each.engine, each.number - 1))
-        ends[each.rank, each.engine, each.number] = each.start_ns + each.dur_ns
-        rows.append(
-            (
-                each.number, each.kind, each.dur_ns / 1e6, _ms(each.start_ns - end_ns) if end_ns is not None else None,
-                each.requests, each.prefill_tokens, each.decode_tokens, (each.start_ns - found[0].start_ns) / 1e9,
-                each.engine, each.rank,
-            )
-        )  # fmt: skip
+    found = served.steps(trace)
+    rows = [
+        (
+            each.number, each.kind, each.dur_ns / 1e6, _ms(gap_ns), each.requests, each.prefill_tokens,
+            each.decode_tokens, (each.start_ns - found[0].start_ns) / 1e9, each.engine, each.rank,
+        )
+        for each, gap_ns in zip(found, served.gaps(trace), strict=True)
+    ]  # fmt: skip
     return values(trace, "engine_steps_table", _STEP_COLUMNS, rows)
+
+
+_KIND_COLUMNS = {
+    "kind": "VARCHAR", "steps": "BIGINT",
+    **dict.fromkeys(
+        ("percent_of_time", "median_ms", "mean_ms", "low_ms", "high_ms", "gap_ms", "requests", "prefill_tokens",
+         "decode_tokens", "tokens_per_s"), "DOUBLE",
+    ),
+    "engine": "VARCHAR", "rank": "INTEGER",
+}  # fmt: skip
+
+
+@analysis("engine-kinds", "Kinds of steps of engines", unless=_reason_without_requests)
+def engine_kinds(trace: Trace) -> Table:
+    """Time and tokens of each kind of step of an engine: prefill, decode, mixed and idle.
+
+    `percent_of_time` is the share of all steps of the engine. `mean_ms` has its 95 % interval, null for fewer than
+    three steps. `gap_ms` is the median time since the step before. `requests`, `prefill_tokens` (of prompts) and
+    `decode_tokens` (that are added) are means of a step; `tokens_per_s` is of both sorts together.
+    """
+    rows = [
+        (
+            each.kind, each.steps, 100 * each.share, _ms(each.median_ns),
+            *(_ms(end) for end in ((each.mean.value, *each.mean.ends) if each.mean is not None else (None,) * 3)),
+            _ms(each.gap_ns), each.requests, each.prefill_tokens, each.decode_tokens, each.tokens_per_s, each.engine,
+            each.rank,
+        )
+        for each in served.kinds(trace)
+    ]  # fmt: skip
+    return values(trace, "engine_kinds_table", _KIND_COLUMNS, rows)
 
 
 def _ms(ns: float | None) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from xsp import clock
 from xsp.instrumentation.sampling import Model, is_chosen
 from xsp.instrumentation.worker import FinishedSpan, attributes
 from xsp.schema import Level, Span
-from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
+from xsp.serving import MOST_OPEN, Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
 
 served: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_served", default=None)
 """The requests that the model's calls in this context serve, as the program stated them; None if it did not."""
@@ -47,7 +48,7 @@ class RequestSpans(Log):
         """
         super().__init__(self._deliver_spans, note, keeps_segments=True)
         self._models, self._settings = models, models[0].settings
-        self._accepted: dict[Engine, bool] = {}
+        self._accepted: weakref.WeakKeyDictionary[Engine, bool] = weakref.WeakKeyDictionary()
         self._chosen: dict[Engine, dict[Hashable, Any]] = {}
         """Contexts of the spans of chosen requests."""
 
@@ -56,7 +57,7 @@ class RequestSpans(Log):
         try:
             return self._accepted[engine]
         except KeyError:
-            modules = set(map(id, engine.model.modules())) if engine.model is not None else set()
+            modules = set(map(id, getattr(engine.model, "modules", tuple)()))
             is_accepted = any(id(model.module()) in modules for model in self._models)
             self._accepted[engine] = is_accepted
             return is_accepted
@@ -72,7 +73,10 @@ class RequestSpans(Log):
             self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, None, False)
             return
         own = trace.SpanContext(parent.trace_id, _random(8), False, parent.trace_flags)
-        self._chosen.setdefault(engine, {}).setdefault(request, own)
+        chosen = self._chosen.setdefault(engine, {})
+        if len(chosen) >= MOST_OPEN:
+            chosen.pop(next(iter(chosen)), None)
+        chosen.setdefault(request, own)
         self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, (own, parent.span_id))
 
     def begin(self, engine: Engine, parts: Sequence[Part]) -> _Place:
@@ -96,7 +100,10 @@ class RequestSpans(Log):
             from opentelemetry import context
 
             context.detach(place.context_token)
-        self.put(engine, "step", step)
+        if place.context is None and step.parts:
+            self.put(engine, "pass_step")
+        else:
+            self.put(engine, "step", step)
 
     def finish(self, engine: Engine, request: Hashable, at_ns: int, status: str) -> None:
         """Take the end of a request."""

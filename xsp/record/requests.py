@@ -63,7 +63,7 @@ class StoredRequests(Log):
     def abandon(self) -> None:
         """Take no more statements, and let the thread end; what is not stored is lost."""
         serving.detach(self)
-        self.renew()
+        self._closing.set()
 
     def close(self) -> None:
         """Store what is left, and take no more statements."""

@@ -543,7 +543,7 @@ def _forget() -> None:
     block, _active = _active, None
     blocks.activate(None)
     if block is not None:
-        block._requests.abandon()
+        serving.detach(block._requests)
         block.records, block.has_explicit_steps = False, True  # step detection finds none here
         block._writer.forget()
         block._steps.forget()
