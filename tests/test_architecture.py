@@ -28,8 +28,8 @@ LAYERS = [
     }
     | {"texts", "version"},
     {"fields"},
-    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "serving", "transport"},
-    {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
+    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
+    {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "serving", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
     {"correlate", "terminal"},

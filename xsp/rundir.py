@@ -208,7 +208,7 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # keep a part that cannot be read
                 _clear(child)
                 _remove_empty(child)
-    for folder in (run / STEPS, run / BEFORE, run / SAMPLES, run / INBOX):
+    for folder in (run / STEPS, run / BEFORE, run / SAMPLES, run / SERVING, run / INBOX):
         if not folder.is_symlink():
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ when its tokens have been read, and begins when the step before has ended.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -300,9 +301,11 @@ class _Finder(MetaPathFinder):
         if name != MODULE:
             return None
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
+            find_spec = getattr(finder, "find_spec", None) if finder is not self else None
+            spec = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None and spec.loader is not None:
-                self._call_after(spec.loader)
+                with contextlib.suppress(AttributeError):  # a loader that cannot be changed
+                    self._call_after(spec.loader)
                 return spec
         return None
 

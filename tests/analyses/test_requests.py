@@ -12,8 +12,9 @@ from engines import Told
 
 import xsp
 from xsp import analyses, serving
-from xsp.account.requests import figures, goodput, reasons, requests, steps, token_gaps
+from xsp.account.requests import figures, goodput, reasons, requests, sentence, steps, token_gaps
 from xsp.errors import AnalysisError
+from xsp.report.firstscreen import first_screen
 from xsp.serving import PARTS, Engine, EngineStep, Part, request_row, step_row
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
@@ -112,6 +113,17 @@ def test_figures_are_those_of_the_schedule() -> None:
     assert [row[0] for row in analyses.request_figures(found).fetchall()] == list(values)
 
 
+def test_a_sentence_says_what_latencies_went_to_and_which_request_was_slowest() -> None:
+    late = [("arrive", "late", 5000), ("step", 5965, 5970, ("late", "prefill", 5)), ("finish", "late", 5971, "ok")]
+    found = trace([*served(20), *late])
+    assert sentence(found) == (
+        "Requests: 21 ended, median latency 35.0 ms, first token after 11.0 ms; of all latencies 59 % queue, "
+        "36 % own tokens, 5 % host between steps. Slowest: late, 971 ms (queue)."
+    )
+    assert sentence(found) in first_screen(found).kinds
+    assert sentence(trace_of(spans("step s 0-9"))) == ""
+
+
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
     found = trace([*served(30), ("arrive", "gone", 4000), ("finish", "gone", 4001, "cancelled")])
     assert goodput(found).share.value == pytest.approx(30 / 31)
@@ -179,3 +191,9 @@ def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -
     notes = json.dumps(json.loads((tmp_path / "run" / "run.json").read_text())["notes"])
     assert notes.count("1 request never ended ('open')") == 1
     assert not found.con.execute("SELECT 1 FROM spans WHERE collector = 'serving'").fetchall()
+    found.con.close()
+    with xsp.profile("served", out=tmp_path / "run", warmup=1, overwrite=True) as prof:
+        for _ in range(8):
+            with prof.step():
+                net(torch.ones(2, 8))
+    assert not requests(xsp.load(tmp_path / "run"))

@@ -20,6 +20,7 @@ from xsp import stats
 from xsp.errors import AnalysisError
 from xsp.serving import DECODE, KINDS, PARTS
 from xsp.store.trace import Trace
+from xsp.texts import ns_text
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -327,3 +328,38 @@ def _reason(each: Request, usual: dict[str, float]) -> str:
         "others_decode": "decoding of others", "compiling": "compilation", "host": "host between steps",
         "preempted": "preempted",
     }[name]  # fmt: skip
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+_GROUPS = {
+    "queue": ("queue",), "own tokens": ("own_prefill", "own_decode"),
+    "tokens of other requests": ("others_prefill", "others_decode"), "compilation": ("compiling",),
+    "host between steps": ("host",), "preempted": ("preempted",),
+}  # fmt: skip
+
+MOST_GROUPS, LEAST_SHARE = 3, 0.03
+"""Groups of parts that the sentence names, and their least share."""
+
+
+def sentence(trace: Trace) -> str:
+    """Return a sentence on requests that ended well: their median times, what these went to, and the slowest one."""
+    ended = [each for each in requests(trace) if each.status == "ok"]
+    total_ns = sum(each.latency_ns for each in ended)
+    if not total_ns:
+        return ""
+    shares = {
+        group: sum(each.parts[name] for each in ended for name in names) / total_ns for group, names in _GROUPS.items()
+    }
+    largest = [(group, share) for group, share in shares.items() if share >= LEAST_SHARE]
+    largest = sorted(largest, key=lambda item: -item[1])[:MOST_GROUPS]
+    firsts = [each.ttft_ns for each in ended if each.ttft_ns is not None]
+    first = f", first token after {ns_text(statistics.median(firsts))}" if firsts else ""
+    latency = ns_text(statistics.median(each.latency_ns for each in ended))
+    text = (
+        f"Requests: {len(ended):,} ended, median latency {latency}{first}"
+        f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
+    )
+    slowest = max(ended, key=lambda each: each.latency_ns)
+    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
+    return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text

@@ -12,10 +12,7 @@ def _reason_without_requests(trace: Trace) -> str | None:
     """Return why a trace has no requests, or None if it has some."""
     if served.requests(trace) or served.steps(trace):
         return None
-    return (
-        "no requests of an engine are known; state them with `traced.engine(requests=…)` or `xsp.serving.Engine`, "
-        "transformers' continuous batching states them itself"
-    )
+    return "no requests of an engine are known; `traced.engine(…)` or `xsp.serving.Engine` states them"
 
 
 _REQUEST_COLUMNS = {
@@ -28,15 +25,12 @@ _REQUEST_COLUMNS = {
 
 @analysis("requests", "Requests of engines", unless=_reason_without_requests)
 def requests(trace: Trace) -> Table:
-    """What the latency of each request went to, the longest latency first; these parts add up to it.
+    """What the latency of each request went to, the longest first; the parts add up to it.
 
-    `queue_ms` is the time from the arrival to the first step that serves the request. A step is shared by tokens:
-    `own_prefill_ms` and `own_decode_ms` are the request's share, `others_prefill_ms` and `others_decode_ms` the rest
-    of the steps that serve it, and `compiling_ms` is compilation in them. `host_ms` is the time between such steps in a
-    row, and after the last one; `preempted_ms` that in which the engine ran steps without the request. `ttft_ms` is the
-    time to the first token, `tpot_ms` per output token after it. `slow_by` names, for the tenth with the longest
-    latencies, the part that exceeds its median by most. `arrival_s` counts from the first arrival; `queue_ms` is null
-    if the arrival was not stated.
+    `queue_ms` ends with the first step that serves the request; null if its arrival was not stated. These steps are
+    shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
+    steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
+    `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
     reasons = served.reasons(trace)
@@ -55,11 +49,9 @@ def requests(trace: Trace) -> Table:
 
 @analysis("request-figures", "Figures of requests", unless=_reason_without_requests)
 def request_figures(trace: Trace) -> Table:
-    """Percentiles of the times of requests with their 95 % intervals, and rates.
+    """Percentiles of the times of requests that ended well, with 95 % intervals, and rates.
 
-    They are of requests that ended well: time to the first token, between tokens, per output token, latency, and time
-    in the queue. An end of an interval is null if there are too few values to bound it. `xsp.account.requests.goodput`
-    gives the requests a second that keep stated limits.
+    An end of an interval is null if too few values bound it. `xsp.account.requests.goodput` applies limits.
     """
     columns = {"figure": "VARCHAR", "value": "DOUBLE", "unit": "VARCHAR", "low": "DOUBLE", "high": "DOUBLE"}
     rows = [
@@ -76,11 +68,7 @@ _STEP_COLUMNS = {
 
 @analysis("engine-steps", "Steps of engines", unless=_reason_without_requests)
 def engine_steps(trace: Trace) -> Table:
-    """Every step of an engine: its kind, time, requests and tokens.
-
-    `kind` is prefill, decode, mixed or idle. `gap_ms` is the time since the end of the engine's step before, null for
-    the first one, and if that was not recorded. `start_s` counts from the start of the first step.
-    """
+    """Every step of an engine: prefill, decode, mixed or idle; `gap_ms` is the time since the step before."""
     found = served.steps(trace)
     rows = [
         (
@@ -104,12 +92,7 @@ _KIND_COLUMNS = {
 
 @analysis("engine-kinds", "Kinds of steps of engines", unless=_reason_without_requests)
 def engine_kinds(trace: Trace) -> Table:
-    """Time and tokens of each kind of step of an engine: prefill, decode, mixed and idle.
-
-    `percent_of_time` is the share of all steps of the engine. `mean_ms` has its 95 % interval, null for fewer than
-    three steps. `gap_ms` is the median time since the step before. `requests`, `prefill_tokens` (of prompts) and
-    `decode_tokens` (that are added) are means of a step; `tokens_per_s` is of both sorts together.
-    """
+    """Time and tokens of each kind of step of an engine; means of a step, but for `gap_ms`, a median."""
     rows = [
         (
             each.kind, each.steps, 100 * each.share, _ms(each.median_ns),
