@@ -28,7 +28,7 @@ LAYERS = [
     }
     | {"texts", "version"},
     {"fields"},
-    {"cached", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
+    {"cached", "callnames", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
     {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "serving", "table"}
     | {"xsp_collectors"},
     {"importers", "samples", "sections"},
@@ -55,6 +55,7 @@ COMMAND = "__main__"
 """`python -m xsp` calls the command line, and nobody imports it."""
 
 FOR_COLLECTORS = {
+    "callnames",
     "clock",
     "collector",
     "cost",

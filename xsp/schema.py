@@ -83,6 +83,9 @@ WEAK_RULES = (Rule.GRAPH, Rule.EXTERNAL, Rule.ORDER, Rule.PROVENANCE)
 MAX_NESTING = 200
 """Most nested spans that are followed: no program nests deeper, but a file may, or contain a cycle."""
 
+WINDOW = "window"
+"""Name of the step that represents the whole of an imported trace, if it has no steps."""
+
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 INPUT_TENSORS, OUTPUT_TENSORS = "input_tensors", "output_tensors"

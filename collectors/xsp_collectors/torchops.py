@@ -22,13 +22,13 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 
+from xsp.callnames import kind_of
 from xsp.collector import DeviceCollector, Kernels, Probe
 from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
 from xsp.schema import Kind, Level, Span
 from xsp_collectors import collectives, compiledlayers, kinetolaunches, kinetouse, opinputs
 from xsp_collectors.cuda import devices
-from xsp_collectors.cuda.calls import kind_of
 from xsp_collectors.provenance import CompiledGraphs
 from xsp_collectors.torchlog import SuppressedWarnings
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import rocpd
 import small_traces
+import wire
 
 import xsp
 from xsp import account
@@ -157,8 +158,105 @@ def chrome(path: Path, made: Program) -> str:
     return str(path)
 
 
+def xplane(path: Path, made: Program) -> str:
+    def event(name: str, row: tuple[int, int, int]) -> dict[str, Any]:
+        start, end, number = row
+        stats = {"correlation_id": number, "hlo_op": "→dot", "hlo_module": "→jit_step"}
+        return {"name": name, "at": start, "dur": end - start, "stats": stats}
+
+    work = sorted(made.kernels + made.copies)
+    data = wire.xspace(
+        wire.Plane("/device:GPU:0", device_vendor="NVIDIA").line(
+            14, "Stream #14(Compute)", [event("MemcpyH2D" if row in made.copies else "gemm", row) for row in work]
+        ),
+        wire.Plane("/host:CPU").line(7, "Host Threads/7", [event("cuLaunchKernel", row) for row in made.calls]),
+        wire.Plane("Task Environment", profile_start_time=BASE_NS),
+    )
+    path = path.with_suffix(".xplane.pb")
+    path.write_bytes(data)
+    return str(path)
+
+
+def perfetto(path: Path, made: Program) -> str:
+    """Write the events of `kineto` as slices, each on a track of its own that is named after its thread or stream."""
+
+    def packet(*parts: tuple[int, Any]) -> tuple[int, bytes]:
+        return 1, wire.message(*parts, (10, 1))
+
+    def argument(name: str, value: str | int) -> tuple[int, bytes]:
+        return 4, wire.message((10, name), (4 if isinstance(value, int) else 6, value))
+
+    packets = [
+        packet((60, wire.message((1, 1), (3, wire.message((1, 1), (6, "python")))))),
+        packet((60, wire.message((1, 2), (5, 1), (4, wire.message((1, 1), (2, 1), (5, "main")))))),
+    ]
+    for number, event in enumerate(json.loads(Path(kineto(path, made)).read_text())["traceEvents"]):
+        track = 2
+        if event["pid"] == 0:  # work on one stream may overlap in a damaged trace, slices of one track may not
+            track = 100 + number
+            packets.append(packet((60, wire.message((1, track), (2, "stream 7")))))
+        begin, end = BASE_NS + round(1e3 * event["ts"]), BASE_NS + round(1e3 * (event["ts"] + event["dur"]))
+        arguments = [argument(*each) for each in event["args"].items()]
+        names = ((23, event["name"]), (22, event["cat"]), *arguments)
+        packets.append(packet((8, begin), (11, wire.message((9, 1), (11, track), *names))))
+        packets.append(packet((8, end), (11, wire.message((9, 2), (11, track)))))
+    path = path.with_suffix(".pftrace")
+    path.write_bytes(wire.message(*packets))
+    return str(path)
+
+
+def jaeger(path: Path, made: Program) -> str:
+    """Write the spans of `otlp` as Jaeger's page downloads them."""
+    traces: dict[str, dict[str, Any]] = {}
+    for line in Path(otlp(path, made)).read_text().splitlines():
+        for resource in json.loads(line)["resourceSpans"]:
+            service = {"tags": [_tag(each) for each in resource["resource"]["attributes"]]}
+            service["serviceName"] = next(each["value"] for each in service["tags"] if each["key"] == "service.name")
+            for span in (each for scope in resource["scopeSpans"] for each in scope["spans"]):
+                trace = traces.setdefault(span["traceId"], {"traceID": span["traceId"], "spans": [], "processes": {}})
+                process = f"p{len(trace['processes']) + 1}"
+                trace["processes"][process] = service
+                parent = span.get("parentSpanId")
+                start, end = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+                trace["spans"].append(
+                    {
+                        "traceID": span["traceId"], "spanID": span["spanId"], "operationName": span["name"],
+                        "references": [{"refType": "CHILD_OF", "traceID": span["traceId"], "spanID": parent}]
+                        if parent else [],
+                        "startTime": start // 1000, "duration": (end - start) // 1000, "processID": process,
+                        "tags": [_tag(each) for each in span["attributes"]],
+                    }
+                )  # fmt: skip
+    path = path.with_name("traces.json")
+    path.write_text(json.dumps({"data": list(traces.values())}))
+    return str(path)
+
+
+def _tag(attribute: dict[str, Any]) -> dict[str, Any]:
+    ((kind, value),) = attribute["value"].items()
+    kinds = {"intValue": "int64", "boolValue": "bool", "doubleValue": "float64"}
+    return {
+        "key": attribute["key"],
+        "type": kinds.get(kind, "string"),
+        "value": int(value) if kind == "intValue" else value,
+    }
+
+
+def proton(path: Path, made: Program) -> str:
+    """Write a timeline of Proton, which has device work and neither calls nor copies."""
+    work = [
+        {"args": {"call_stack": ["ROOT", "layer", "gemm"]}, "cat": "kernel", "name": "gemm", "ph": "X", "tid": 7,
+         "ts": start / 1e3, "dur": (end - start) / 1e3} for start, end, _ in made.kernels
+    ]  # fmt: skip
+    path = path.with_suffix(".chrome_trace")
+    path.write_text(json.dumps({"displayTimeUnit": "us", "traceEvents": work}))
+    return str(path)
+
+
+WITHOUT_CALLS = ("chrome", "proton")
 WRITERS: dict[str, Callable[[Path, Program], str]] = {
     "kineto": kineto, "nsys": nsys, "rpd": rpd, "rocprof": rocprof, "otlp": otlp, "chrome": chrome,
+    "xplane": xplane, "perfetto": perfetto, "jaeger": jaeger, "proton": proton,
 }  # fmt: skip
 
 
@@ -166,7 +264,7 @@ WRITERS: dict[str, Callable[[Path, Program], str]] = {
 @pytest.mark.parametrize("form", WRITERS)
 def test_damage_forbids_the_statements_that_rest_on_it_in_each_format(form: str, damage: str, tmp_path: Path) -> None:
     expected = FORBIDDEN[damage]
-    if form == "chrome":  # it never has calls, so lost records cannot be told
+    if form in WITHOUT_CALLS:  # lost records cannot be told
         if damage in ("lost", "no kernels"):
             pytest.skip("a trace without calls does not show that records are missing")
         expected = expected | {"cause"}

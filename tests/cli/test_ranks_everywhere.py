@@ -25,13 +25,16 @@ COMMANDS: dict[str, Command] = {
     "export": lambda paths, out: ["export", *paths, "--format", "parquet", "-o", str(out / "a.parquet")],
     "compare": lambda paths, out: ["compare", *paths, "--with", *paths],
     "import": lambda paths, out: ["import", *paths, "-o", str(out / "run")],
+    "graph": lambda paths, out: ["graph", *paths],
+    "bound": lambda paths, out: ["bound", *paths, "--device", "H100"],
     "predict": lambda paths, out: ["predict", *paths, "--ranks", "2", "--link", "30us,1.2GB/s"],
 }
 
 
 def trace_of_rank(rank: int) -> str:
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 1, "tid": 1, "ts": 10, "dur": 100}
-    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 20, "dur": 50}
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 20, "dur": 50,
+          "args": {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}}  # fmt: skip
     return json.dumps(
         {
             "schemaVersion": 1,
@@ -87,15 +90,10 @@ def test_a_damaged_file_is_one_error_that_names_it(
         assert "worker1.json" in said
 
 
-@pytest.mark.parametrize("name", ["graph", "bound"])
-def test_the_calls_of_a_step_are_read_from_a_folder_of_ranks_too(
-    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes = []
-    for path in (folder / "worker0.json", folder):
-        codes.append(main([name, str(path)]))
-        assert "run.json" not in "".join(capsys.readouterr())
-    assert codes[0] == codes[1]
+@pytest.mark.parametrize("name", ["graph", "bound", "advise"])
+def test_several_sources_are_files(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, str(folder / "worker0.json"), "torchvision:resnet18"]) == 2
+    assert "torchvision:resnet18: several sources are files with a trace per rank" in capsys.readouterr().err
 
 
 def test_files_of_ranks_are_told_by_what_they_state(folder: Path, tmp_path: Path) -> None:

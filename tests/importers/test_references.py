@@ -80,6 +80,13 @@ def collective_bytes(trace: Trace, kind: str) -> float:
     return float(trace.con.execute(query, [kind]).fetchall()[0][0])
 
 
+def queue_mean(trace: Trace, place: str) -> float:
+    """Return the mean length of the queue of a stream, given as "device/stream"."""
+    device, stream = place.split("/")
+    rows = xsp.analyses.ANALYSES["queues"](trace).filter(f"device = {int(device)} AND stream = {int(stream)}")
+    return float(rows.aggregate("any_value(mean_waiting)").fetchall()[0][0])
+
+
 FIGURES: dict[str, Callable[[Trace, str], float]] = {
     **{
         name: of_devices(name)
@@ -91,11 +98,15 @@ FIGURES: dict[str, Callable[[Trace, str], float]] = {
     "call_gflop": call_gflop,
     "communication_kernels": communication_kernels,
     "collective_bytes": collective_bytes,
+    "queue_mean": queue_mean,
 }
 
 
-def plainly(path: Path, figure: str) -> float:
+def plainly(path: Path, figure: str, of: str) -> float:
     reading = plain_reading.read_trace(path)
+    if figure == "queue_mean":
+        device, stream = map(int, of.split("/"))
+        return reading.mean_queue(device, stream)
     choose: dict[str, Callable[[Any], Any]] = {
         "busy_ms": lambda work: work,
         "communication_ms": lambda work: [each for each in work if plain_reading.communicates(each)],
@@ -122,7 +133,7 @@ def test_a_figure_is_what_its_reference_states(row: dict[str, str]) -> None:
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         pytest.skip(f"{', '.join(missing)} of {row['source'].split()[0]} is not in ../shared")
-    expected = plainly(paths[0], row["figure"]) if row["value"] == "plain" else float(row["value"])
+    expected = plainly(paths[0], row["figure"], row["of"]) if row["value"] == "plain" else float(row["value"])
     found = FIGURES[row["figure"]](loaded(*paths), row["of"])
     assert found == pytest.approx(expected, rel=float(row["tolerance"]), abs=0.002)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import json
 import sqlite3
 from collections import Counter
@@ -114,6 +115,20 @@ class Reading:
                 gaps.append((work.start - busy_until, max(0, launch_ns - busy_until) if has_launch else None))
             busy_until = work.end if busy_until is None else max(busy_until, work.end)
         return gaps
+
+    def mean_queue(self, device: int, stream: int) -> float:
+        """Return the mean number of activities of a stream that were launched and had not begun."""
+        changes = []
+        for work in self.work:
+            _, launch_ns = self.places.get(work.launch[1], (None, None)) if work.launch[1] else (None, None)
+            if (work.device, work.stream) == (device, stream) and launch_ns is not None and launch_ns <= work.start:
+                changes += [(launch_ns, 1), (work.start, -1)]
+        changes.sort()
+        waiting = area = 0
+        for (time, change), (until, _) in itertools.pairwise(changes):
+            waiting += change
+            area += waiting * (until - time)
+        return area / (changes[-1][0] - changes[0][0])
 
     def launched_count(self) -> int:
         """Return the number of device activities whose launch is in the file."""

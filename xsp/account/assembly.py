@@ -288,7 +288,7 @@ def _of_rank(
         time, host, devices = _sides_of_loop(trace, measured, seen)
     else:
         time, host, devices = _sides_as_recorded(seen)
-    unit = names.ITERATION if any(window.step is not None for window in seen.deep) else "window"
+    unit = "window" if all(window.is_whole for window in seen.deep) else names.ITERATION
     account = Iterations(
         rank,
         kind,

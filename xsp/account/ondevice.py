@@ -89,6 +89,8 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
 
 def _owners(start: Times, device: Times, stream: Times, launch: Times, iterations: Sequence[Window]) -> Times:
     """Return the iteration of each piece of work: that of its launch, else of its neighbours on its stream."""
+    if all(window.is_whole for window in iterations):
+        return np.zeros(len(start), np.int64)
     on_host = [window.on_host or (window.start_ns, window.end_ns) for window in iterations]
     begins, ends = np.array(on_host, np.int64).reshape(-1, 2).T
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xsp.schema import STEP_KIND, Kind, Level
+from xsp.schema import STEP_KIND, WINDOW, Kind, Level
 from xsp.store.before import IN_BOTH
 from xsp.store.devicework import Tables, launches, tables_of
 from xsp.store.trace import Trace
@@ -46,6 +46,9 @@ class Window(NamedTuple):
 
     on_host: tuple[int, int] | None = None
     """From when to when the host worked on it, if it lasts until the device has done its work; else None."""
+
+    is_whole: bool = False
+    """Whether it is all of a recording without steps: then all device work in it is its own."""
 
     @property
     def has_before(self) -> bool:
@@ -114,6 +117,7 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
         WITH steps AS (
             SELECT rank, step, trace_id, process, thread, start_ns, start_ns + dur_ns AS end_ns,
                    {STEP_KIND} AS step_kind, coalesce(rung, 0) AS rung,
+                   name = '{WINDOW}' AND thread IS NULL AS is_whole,
                    count(*) OVER (PARTITION BY rank, process, thread) AS on_thread
             FROM spans WHERE kind = '{Kind.STEP}' AND timed IS NOT false AND status = 'ok' AND dur_ns > 0
               AND (rank <> (SELECT any_value(rank) FROM alike) OR {of_kind})
@@ -129,14 +133,14 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
             FROM before WHERE kind = '{Kind.BEFORE}' GROUP BY ALL
         )
         SELECT rank, step, start_ns, end_ns, rung, process, thread,
-               least(start_ns, coalesce(opened_ns, first_ns)), before_end_ns, step_kind
+               least(start_ns, coalesce(opened_ns, first_ns)), before_end_ns, step_kind, is_whole
         FROM most LEFT JOIN recorded USING (rank, trace_id, step) LEFT JOIN opened USING (rank, trace_id, step)
         ORDER BY rank, start_ns
         """
     ).fetchall()
     is_apart = trace.run.imported is None
     found: list[Window] = []
-    for rank, step, start_ns, end_ns, rung, process, thread, first_ns, before_end_ns, kind in rows:
+    for rank, step, start_ns, end_ns, rung, process, thread, first_ns, before_end_ns, kind, is_whole in rows:
         last = found[-1] if found and found[-1].rank == rank else None
         follows = last is not None and not is_apart and (step is None or last.step is None or step == last.step + 1)
         if last is not None and start_ns < last.end_ns:
@@ -145,7 +149,8 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
         if last is not None:
             begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
         block = (last.block + (not follows)) if last is not None else 0
-        found.append(Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns, kind))
+        window = Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns, kind)
+        found.append(window._replace(is_whole=is_whole))
     if len({window.kind for window in found}) > 1:
         return _until_done(trace, found)
     if found or (has_loop and _has_timed_steps(trace)):  # else the steps of other kinds would stand for this one
@@ -211,7 +216,7 @@ def _whole(trace: Trace) -> list[Window]:
         """
     ).fetchall()
     return [
-        Window(rank, None, start_ns, start_ns, end_ns, int(Level.KERNEL), process, thread, 0)
+        Window(rank, None, start_ns, start_ns, end_ns, int(Level.KERNEL), process, thread, 0, is_whole=True)
         for rank, start_ns, end_ns, process, thread in rows
         if end_ns > start_ns
     ]

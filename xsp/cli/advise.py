@@ -100,7 +100,6 @@ def run(args: argparse.Namespace) -> int:
     from xsp import advise
     from xsp.advise import advisor, pictures, records, trialtext
     from xsp.device import machine
-    from xsp.ingest.load import load
     from xsp.run import Machine
 
     this_machine = Machine.of(machine.describe())
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tries is not None:
         _check_trials(args)
     with progress.progress_bar(quiet=args.fill is None or args.quiet) as show:
-        subject = args.source if len(args.sources) == 1 else load(args.sources)
+        subject = options.one_subject(args.sources)
         context = advisor.context_of(subject, {**_settings(args), "progress": show})
         plan = None if args.tries is None else _plan(args, context)
         result = advise.of(context, only=args.only, same_numbers=args.same_numbers)

@@ -64,10 +64,11 @@ def lengths(text: str) -> int | tuple[int, int]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "source",
+        "sources",
+        nargs="+",
         metavar="SOURCE",
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
-        "torch.export (.pt2), a run or a trace, or a saved graph",
+        "torch.export (.pt2), a run or a trace (a file, or several with a trace per rank), or a saved graph",
     )
     parser.add_argument(
         "--fill", type=seconds, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
@@ -144,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
     from xsp.report import html
 
     options.check_writable(args.html)
+    args.source = args.sources[0]
     if isinstance(args.decode, tuple) or isinstance(args.prefill, tuple):
         return _language(args)
     if args.measure is not None or args.skew is not None:
@@ -158,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         return _curve(args)
     with progress.progress_bar(quiet=args.fill is None) as show:
         bound = bounds.of(
-            args.source,
+            options.one_subject(args.sources),
             device=args.device,
             granularity=args.construct,
             partial=args.partial,
@@ -238,7 +240,7 @@ def _curve(args: argparse.Namespace) -> int:
         raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
     with progress.progress_bar(quiet=args.fill is None) as show:
         curve = curves.of(
-            args.source,
+            options.one_subject(args.sources),
             progress=show,
             **_step_options(args),
         )
@@ -257,6 +259,8 @@ def _language(args: argparse.Namespace) -> int:
     from xsp.bound import language, languagetext
     from xsp.report import html
 
+    if len(args.sources) > 1:
+        raise UsageError("give one model, whose curves --decode A:B and --prefill A:B show")
     requested = [tokens for tokens in (args.decode, args.prefill) if tokens is not None]
     if len(requested) > 1:
         raise UsageError("--decode A:B includes the curves of both steps: omit --prefill")

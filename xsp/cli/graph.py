@@ -31,7 +31,7 @@ import json
 import os.path
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xsp import sections
 from xsp.cli import INTERRUPTED, options, progress
@@ -48,11 +48,12 @@ FORMATS = ("table", "json")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "source",
-        nargs="?",
+        "sources",
+        nargs="*",
         metavar="SOURCE",
         help="torchvision:NAME, timm:NAME, transformers:NAME, path/to/file.py:function, an ONNX file, a program of "
-        "torch.export (.pt2), a run or a trace, a saved graph, or a folder that --all wrote",
+        "torch.export (.pt2), a run or a trace (a file, or several with a trace per rank), a saved graph, or a folder "
+        "that --all wrote",
     )
     options.add_step_options(parser)
     options.add_size_option(parser)
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the graph, and show or write it."""
     from xsp.graph import corpus
 
+    args.source = args.sources[0] if args.sources else None
     if (args.all is None) == (args.source is None):
         raise UsageError("give one SOURCE, or --all SOURCES --out DIR")
     if args.all is not None:
@@ -133,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     if args.section is not None:
         sections.check(args.section)
     options.check_writable(args.save, args.html, args.dot)
-    graph = _graph(args, args.source, compared_source=args.compare, method=args.by)
+    graph = _graph(args, options.one_subject(args.sources), compared_source=args.compare, method=args.by)
     if args.rewrite:
         return _show_rewrite(args, graph)
     if args.save is not None:
@@ -164,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(args: argparse.Namespace, source: str, compared_source: str | None = None, method: str = "capture") -> Graph:
+def _graph(args: argparse.Namespace, source: Any, compared_source: str | None = None, method: str = "capture") -> Graph:
     """Return the graph of a source, without the options that only the compared source (`compared_source`) takes."""
     from xsp.graph import sources
 

@@ -129,6 +129,18 @@ _FIXED_IN_TURNS = ("-o", "--out", "--overwrite", "-q", "--quiet", "--levels", "-
 """Options of `xsp run` and `xsp profile` that a comparison sets itself, or that require further runs."""
 
 
+def one_subject(sources: Sequence[str]) -> Any:
+    """Return the only source, or the trace of several files with a trace per rank."""
+    if len(sources) == 1:
+        return sources[0]
+    for source in sources:
+        if not os.path.exists(source) and "://" not in source:
+            raise UsageError(f"{source}: several sources are files with a trace per rank; there is no such file")
+    from xsp.ingest.load import load
+
+    return load(sources)
+
+
 def check_in_turns(program: Program) -> None:
     """Check the options of xsp in the command of a program that runs in turns.
 

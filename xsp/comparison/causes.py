@@ -8,7 +8,7 @@ from typing import NamedTuple
 from xsp.analyses.phases import BETWEEN, PHASE_OF_KIND, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.comparison.rows import Comparison, Row
-from xsp.correlate.columns import WINDOW
+from xsp.schema import WINDOW
 from xsp.texts import ms_text
 
 MIN_PART_SHARE = 0.25

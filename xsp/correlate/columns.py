@@ -29,10 +29,7 @@ from xsp.correlate.arrays import (
 from xsp.correlate.figures import FIGURES
 from xsp.correlate.inherited import StepTimes, inherit
 from xsp.importers.contract import RAW_COLUMNS, SourceInfo
-from xsp.schema import COLUMNS, MAX_NESTING, Grade, Kind, Level
-
-WINDOW = "window"
-"""Name of the step that represents the whole trace if the trace has no steps."""
+from xsp.schema import COLUMNS, MAX_NESTING, WINDOW, Grade, Kind, Level
 
 _NONE = f"({NONE})::BIGINT"
 _HOST = "(raw_spans.device IS NULL AND raw_spans.thread IS NOT NULL)"

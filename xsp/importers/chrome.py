@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import duckdb
 
-from xsp import table
+from xsp import callnames, table
 from xsp.importers import proton, traceevents, xla
 from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter
 from xsp.importers.kineto import Kineto, is_kineto
@@ -87,7 +87,8 @@ ARGS = f"""
         'op': substr({_argument("hlo_op")}, 1, 256), 'scope': substr({_argument("tf_op")}, 1, 1024),
         'module': substr(coalesce({_argument("hlo_module")}, {_argument("module_name")}), 1, 256),
         'flops': TRY_CAST({_argument("flops")} AS BIGINT), 'bytes': TRY_CAST({_argument("bytes_accessed")} AS BIGINT),
-        'replayed': coalesce({_argument("cuda_graph_id")}, {_argument("cuda_graph_exec_id")}) IS NOT NULL
+        'replayed': coalesce({_argument("cuda_graph_id")}, {_argument("cuda_graph_exec_id")}) IS NOT NULL,
+        'has_stream': lower(cat) = 'kernel' AND {_argument("stream")} IS NOT NULL
     }} END
 """
 
@@ -96,16 +97,15 @@ class _Events(traceevents.Events):
     args = ARGS
 
 
+_SHARED_CATEGORIES = ("runtime", "driver", "kernel", "memory", "overhead", "operator")
+"""Categories that other programs use too."""
+
+_OWN_CATEGORIES = {name for names in CATEGORIES.values() for name in names} - {*_SHARED_CATEGORIES}
+
 FROM_TORCH = f"""
-    SELECT 1 FROM events WHERE ph = 'X' AND lower(cat) IN (
-        {
-    ", ".join(
-        table.literal(name)
-        for names in CATEGORIES.values()
-        for name in names
-        if name not in ("runtime", "driver", "kernel", "memory", "overhead", "operator")
-    )
-})
+    SELECT 1 FROM events
+    WHERE ph = 'X' AND (lower(cat) IN ({", ".join(map(table.literal, sorted(_OWN_CATEGORIES)))})
+                        OR args.has_stream)
     LIMIT 1
 """
 """Whether PyTorch wrote the file; its first bytes do not always show it."""
@@ -231,8 +231,7 @@ _COMPLETE = f"""
                 ELSE {int(Level.APPLICATION)} END AS level,
            CASE WHEN device IS NOT NULL AND regexp_matches(e.name, '(?i)^mem(cpy|set)') THEN '{Kind.COPY}'
                 WHEN device IS NOT NULL THEN '{Kind.KERNEL}' WHEN e.args.step IS NOT NULL THEN '{Kind.STEP}'
-                WHEN e.args.correlation IS NOT NULL AND regexp_matches(e.name, '(?i)launch|mem(cpy|set)')
-                THEN '{Kind.LAUNCH}' WHEN e.args.correlation IS NOT NULL THEN '{Kind.CALL}'
+                WHEN e.args.correlation IS NOT NULL THEN {callnames.KIND}
                 ELSE '{Kind.USER}' END AS kind,
            e.args.correlation AS correlation_id, 'ok' AS status, 'chrome' AS collector, false AS replayed
     FROM events e JOIN chrome_threads p {_ON_THREAD} WHERE ph = 'X'

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import duckdb
 
-from xsp import table
+from xsp import callnames, table
 from xsp.cost.inputs import NO_TENSOR
 from xsp.importers.contract import KERNEL_NAME, MAX_TIME_NS, RAW_COLUMNS
 from xsp.schema import Kind, Level
@@ -235,14 +235,9 @@ _CALL = _Arguments(("correlation", "kernel"))
 
 _RUNTIME = f"""
     SELECT number, ts_ns AS start_ns, dur_ns, process, thread, name, {int(Level.RUNTIME)} AS level,
-           CASE WHEN contains(name, 'Launch') OR contains(name, 'Memcpy') OR contains(name, 'Memset')
-                THEN '{Kind.LAUNCH}'
-                WHEN name LIKE '%Synchronize%' THEN '{Kind.SYNC}'
-                ELSE '{Kind.CALL}' END AS kind,
+           {callnames.KIND} AS kind,
            nullif({_CALL.integer("correlation")}, 0) AS correlation_id,
-           CASE WHEN name LIKE '%Synchronize%' THEN json_object('sync', CASE
-               WHEN name LIKE '%Stream%' THEN 'stream' WHEN name LIKE '%Event%' THEN 'event'
-               WHEN name LIKE '%Ctx%' THEN 'context' ELSE 'device' END)::VARCHAR
+           CASE WHEN {callnames.AWAITED} IS NOT NULL THEN json_object('sync', {callnames.AWAITED})::VARCHAR
                WHEN {_CALL.text("kernel")} IS NOT NULL
                THEN json_object('{KERNEL_NAME}', {_CALL.text("kernel")})::VARCHAR END AS attributes
     FROM {_CALL.rows("sort = 'runtime'")}

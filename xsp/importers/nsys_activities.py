@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
+from xsp import callnames
 from xsp.importers.contract import MAX_TIME_NS, Losses
 from xsp.importers.nsys_tables import Export
 from xsp.schema import Kind, Level
@@ -58,9 +59,6 @@ COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "
 
 WAITS = {1: "event", 3: "stream", 4: "context"}
 """The object that a synchronisation waits for, by CUPTI's number; with 2 a stream waits, not the host."""
-
-LAUNCHES = "Launch|^cu(da)?Mem(cpy|set)"
-"""Pattern of calls that start device work, even if the work ran after the end of the recording."""
 
 CUDA_OVERHEADS = (2, 6, 7, 8)
 """Kinds of overhead of CUDA, not of the profiler: compiling, loading code, a full command buffer."""
@@ -225,12 +223,6 @@ _ALL_CALLS = """
     )
 """
 
-_WAITS_BY_NAME = """
-    CASE WHEN NOT regexp_matches(c.name, 'Synchronize') THEN NULL WHEN regexp_matches(c.name, 'Stream') THEN 'stream'
-         WHEN regexp_matches(c.name, 'Event') THEN 'event' WHEN regexp_matches(c.name, 'Ctx') THEN 'context'
-         WHEN regexp_matches(c.name, 'Device|Thread') THEN 'device' END
-"""
-
 _RUNTIME = f"""
     WITH waits AS (
         SELECT pid_of(globalPid) AS process, correlationId AS correlation_id,
@@ -240,8 +232,8 @@ _RUNTIME = f"""
         SELECT DISTINCT process, correlation_id FROM raw_spans WHERE device IS NOT NULL
     ), calls AS (
         SELECT c.*, CASE WHEN NOT contains(c.name, 'Query')
-                         THEN coalesce({_WAITS_BY_NAME}, waits.awaited) END AS awaited,
-               started.process IS NOT NULL OR regexp_matches(c.name, '{LAUNCHES}') AS starts
+                         THEN coalesce({callnames.AWAITED}, waits.awaited) END AS awaited,
+               started.process IS NOT NULL OR {callnames.STARTS_WORK} AS starts
         FROM nsys_all_calls c
         LEFT JOIN waits USING (process, correlation_id) LEFT JOIN started USING (process, correlation_id)
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import atomic, table
+from xsp import atomic, callnames, table
 from xsp.errors import TraceError
 from xsp.fields import is_count
 from xsp.importers import claims, nsys_ranges, rpd
@@ -387,12 +387,9 @@ _CALLS = f"""
            process, thread, start_ns, end_ns - start_ns AS dur_ns,
            CASE WHEN category LIKE 'RCCL%' THEN NULL ELSE correlation END AS correlation_id,
            CASE WHEN category LIKE 'RCCL%' THEN '{Kind.CALL}'
-                WHEN regexp_matches(name, 'Synchronize|signal_wait') THEN '{Kind.SYNC}'
-                WHEN regexp_matches(name, 'Launch|Memcpy|Memset|MemcpyAsync') OR started.correlation IS NOT NULL
-                THEN '{Kind.LAUNCH}' ELSE '{Kind.CALL}' END AS kind,
-           CASE WHEN regexp_matches(name, 'Synchronize|signal_wait') THEN json_object('sync', CASE
-                WHEN contains(name, 'Stream') THEN 'stream' WHEN contains(name, 'Event') THEN 'event'
-                ELSE 'device' END) END AS attributes
+                WHEN started.correlation IS NOT NULL AND {callnames.AWAITED} IS NULL THEN '{Kind.LAUNCH}'
+                ELSE {callnames.KIND} END AS kind,
+           CASE WHEN {callnames.AWAITED} IS NOT NULL THEN json_object('sync', {callnames.AWAITED}) END AS attributes
     FROM roc_calls LEFT JOIN (
         SELECT DISTINCT process, correlation FROM (
             SELECT process, correlation FROM roc_kernels UNION ALL SELECT process, correlation FROM roc_copies)

@@ -24,7 +24,7 @@ from typing import Any
 
 import duckdb
 
-from xsp import table
+from xsp import callnames, table
 from xsp.errors import TraceError
 from xsp.frameworks import JAX, TENSORFLOW, TORCH_XLA
 from xsp.importers.contract import RAW_COLUMNS, Losses
@@ -226,11 +226,6 @@ _OWN_STEPS = """(EXISTS (FROM xla_lines WHERE line_name = 'Steps' AND device IS 
 _IS_STEP = "IS_STEP"
 """Placeholder in the SQL for whether numbered blocks of the host are the steps."""
 
-_KIND_OF_CALL = f"""
-    CASE WHEN regexp_matches(e.name, '(?i)launch|mem(cpy|set)') THEN '{Kind.LAUNCH}'
-         WHEN contains(e.name, 'Synchronize') THEN '{Kind.SYNC}' ELSE '{Kind.CALL}' END
-"""
-
 _HOST = f"""
     WITH named AS (SELECT DISTINCT op FROM xla_work WHERE op IS NOT NULL)
     SELECT e.process, e.line AS thread, e.start_ns, e.dur_ns, e.correlation, e.op, e.module, e.scope,
@@ -239,7 +234,7 @@ _HOST = f"""
                 WHEN e.op IS NOT NULL OR named.op IS NOT NULL THEN {int(Level.OP)}
                 WHEN e.module IS NOT NULL THEN {int(Level.LAYER)} ELSE {int(Level.APPLICATION)} END AS level,
            CASE level WHEN {int(Level.MODEL)} THEN '{Kind.STEP}' WHEN {int(Level.OP)} THEN '{Kind.OP}'
-                WHEN {int(Level.RUNTIME)} THEN {_KIND_OF_CALL} ELSE '{Kind.USER}' END AS kind,
+                WHEN {int(Level.RUNTIME)} THEN {callnames.KIND} ELSE '{Kind.USER}' END AS kind,
            CASE level WHEN {int(Level.LAYER)} THEN e.module WHEN {int(Level.OP)} THEN coalesce(e.op, e.name)
                 ELSE e.name END AS name
     FROM xla_events e JOIN xla_lines l ON {_ON_LINE} LEFT JOIN named ON named.op = e.name

@@ -121,11 +121,18 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         grade(findings).letter,
         _next(shown_source),
         any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
-        f"where the time of {'an iteration' if accounted.steps_found else 'the loop'} goes",
+        f"where the time of {_subject(accounted)} goes",
         trace.run.budget,
         trace.name,
         (kinds_sentence(trace, accounted) if trace.run.imported is not None else "") or requests_sentence(trace),
     )
+
+
+def _subject(accounted: Account) -> str:
+    """Return what the two sides are of."""
+    if not accounted.steps_found:
+        return "the loop"
+    return "the recording" if accounted.job is not None and accounted.job.unit == "window" else "an iteration"
 
 
 def _sides(trace: Trace, accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:

@@ -38,16 +38,23 @@ def _device_work(spans: str) -> str:
     processes AS (
         SELECT rank, any_value(process) AS process FROM {spans} WHERE level = {int(Level.RUNTIME)}
         GROUP BY rank HAVING min(process) = max(process)
+    ),
+    callers AS (  -- of several processes, the one that made the call of this number
+        SELECT rank, correlation_id, any_value(process) AS process FROM {spans}
+        WHERE level = {int(Level.RUNTIME)} AND kind <> '{Kind.SYNC}' AND correlation_id IS NOT NULL
+          AND rank NOT IN (SELECT rank FROM processes) GROUP BY ALL HAVING min(process) = max(process)
     )
     SELECT s.rank, s.device, s.stream, s.step, s.trace_id, s.span_id, s.parent_id,
            coalesce(library_call.op_id, s.parent_id) AS op_id, s.layer_id, s.name, s.kind, s.start_ns,
            s.dur_ns, s.start_ns + s.dur_ns AS end_ns, s.correlation_id,
-           coalesce(s.process, processes.process, -1) AS on_process, coalesce(recordings.recording, 0) AS recording,
+           coalesce(s.process, processes.process, callers.process, -1) AS on_process,
+           coalesce(recordings.recording, 0) AS recording,
            names.class, names.tensor_cores, names.collective,
            CASE WHEN s.kind = '{Kind.COPY}' THEN '{COPY}' WHEN names.class = '{COMMUNICATION}'
                 THEN '{COMMUNICATION}' ELSE '{COMPUTATION}' END AS purpose
     FROM {spans} s LEFT JOIN recordings ON recordings.rank = s.rank AND recordings.step = s.step
     LEFT JOIN processes ON processes.rank = s.rank
+    LEFT JOIN callers ON callers.rank = s.rank AND callers.correlation_id = s.correlation_id
     LEFT JOIN kernel_names names ON names.name = s.name AND s.kind = '{Kind.KERNEL}'
     LEFT JOIN library_calls_of_{spans} library_call
         ON library_call.rank = s.rank AND library_call.trace_id = s.trace_id AND library_call.span_id = s.parent_id

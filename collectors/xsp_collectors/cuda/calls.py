@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from xsp.callnames import awaited_of, kind_of
 from xsp.schema import Kind, Level, Span
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
@@ -17,7 +18,6 @@ NameLookup = Callable[[Activity, int], str]
 ThreadLookup = Callable[[int | None], int | None]
 """Returns the operating system's id for a record's number of a thread, or None."""
 
-_LAUNCHES = ("Launch", "Memcpy", "Memset")
 _VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")
 
 _WAITS = {1: "event", 3: "stream", 4: "context"}
@@ -34,14 +34,6 @@ _OVERHEADS = {
     7 << 16: "activity buffer request",
     8 << 16: "unified memory initialisation",
 }
-
-
-@functools.lru_cache(maxsize=4096)
-def kind_of(name: str) -> Kind:
-    """Return the kind of a runtime or driver call by its name: it starts device work, waits, or neither."""
-    if any(word in name for word in _LAUNCHES):
-        return Kind.LAUNCH
-    return Kind.SYNC if "Synchronize" in name else Kind.CALL
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,15 +88,10 @@ def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, threa
     kind = kind_of(name)
     attributes: dict[str, Any] = {"driver": driver} if driver is not None else {}
     if kind is Kind.SYNC or wait is not None:
-        attributes["sync"] = _wait_subject(name) or (_WAITS[wait.type] if wait is not None else "context")
+        attributes["sync"] = awaited_of(name) or (_WAITS[wait.type] if wait is not None else "context")
     if call.return_value:
         attributes["returned"] = call.return_value
     return _span(kind, name, call, attributes, thread, call.correlation_id or None)
-
-
-def _wait_subject(name: str) -> str | None:
-    """Return the subject of a call's wait according to its name, or None."""
-    return next((word.lower() for word in ("Device", "Stream", "Event") if f"{word}Synchronize" in name), None)
 
 
 def _span(
