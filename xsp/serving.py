@@ -648,7 +648,9 @@ class Log:
         operation: str,
         arguments: tuple[Any, ...],
     ) -> None:
-        requests = self._requests.setdefault(engine, Requests(self.note, self._keeps_segments))
+        requests = self._requests.get(engine)
+        if requests is None:
+            requests = self._requests[engine] = Requests(self.note, self._keeps_segments)
         if operation == "step":
             [step] = arguments
             step = step._replace(parts=tuple(self._valid(step.parts)))

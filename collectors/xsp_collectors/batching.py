@@ -302,7 +302,7 @@ class _Finder(MetaPathFinder):
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None) if finder is not self else None
-            spec = find_spec(name, path, target) if find_spec is not None else None
+            spec: ModuleSpec | None = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None and spec.loader is not None:
                 with contextlib.suppress(AttributeError):  # a loader that cannot be changed
                     self._call_after(spec.loader)

@@ -279,6 +279,7 @@ def test_several_engines_and_a_restart_in_the_middle(told: Told) -> None:
     assert told.notes == []
 
 
+@pytest.mark.slow
 def test_a_program_that_imports_transformers_later_is_seen() -> None:
     code = """
 import sys

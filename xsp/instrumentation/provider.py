@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from xsp.errors import UsageError
 from xsp.instrumentation.sampling import Model
@@ -111,7 +111,7 @@ class Tracing:
             name=span.name,
             context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=sampled),
             parent=parent,
-            links=[Link(SpanContext(*link, is_remote=False, trace_flags=sampled)) for link in span.links],
+            links=span.links,
             resource=self._resource_of(span.level),
             attributes=span.attributes,
             status=Status() if span.status in ("ok", CANCELLED) else Status(StatusCode.ERROR, span.status),

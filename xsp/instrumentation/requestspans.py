@@ -12,7 +12,8 @@ import os
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar, Token
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 from xsp import clock
 from xsp.instrumentation.sampling import Model, is_chosen
@@ -27,13 +28,23 @@ MOST_LINKS = 1024
 """Limit on the links of one span; `xsp.left_out` says how many are missing."""
 
 
-class _Place(NamedTuple):
-    """A running step: the context of its span, None if it is not recorded, and what is to be restored at its end."""
+class _Place:
+    """A running step, and what is to be restored at its end."""
 
-    context: Any
-    requests: tuple[Any, ...]
-    served_token: Token[tuple[Any, ...] | None]
-    context_token: Any
+    def __init__(
+        self, context: Any, links: tuple[Any, ...], served_token: Token[tuple[Any, ...] | None], context_token: Any
+    ) -> None:
+        self.context, self.links = context, links
+        """Context of its span, None if it is not recorded; links to the spans of the chosen requests that it serves."""
+
+        self.served_token, self.context_token = served_token, context_token
+
+    @cached_property
+    def link(self) -> Any:
+        """Link to its span; None if it is not recorded."""
+        from opentelemetry.trace import Link
+
+        return Link(self.context) if self.context is not None else None
 
 
 class RequestSpans(Log):
@@ -50,7 +61,7 @@ class RequestSpans(Log):
         self._models, self._settings = models, models[0].settings
         self._accepted: weakref.WeakKeyDictionary[Engine, bool] = weakref.WeakKeyDictionary()
         self._chosen: dict[Engine, dict[Hashable, Any]] = {}
-        """Contexts of the spans of chosen requests."""
+        """Links to the spans of chosen requests."""
 
     def accepts(self, engine: Engine) -> bool:
         """Return whether an engine calls a model of the handle, or a module that contains one."""
@@ -72,7 +83,7 @@ class RequestSpans(Log):
         if not is_chosen(parent, self._settings.bound):
             self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, None, False)
             return
-        own = trace.SpanContext(parent.trace_id, _random(8), False, parent.trace_flags)
+        own = trace.Link(trace.SpanContext(parent.trace_id, _random(8), False, parent.trace_flags))
         chosen = self._chosen.setdefault(engine, {})
         if len(chosen) >= MOST_OPEN:
             chosen.pop(next(iter(chosen)), None)
@@ -82,14 +93,14 @@ class RequestSpans(Log):
     def begin(self, engine: Engine, parts: Sequence[Part]) -> _Place:
         """Make the step the parent of the model's call, if it serves a chosen request; else record nothing in it."""
         chosen = self._chosen.get(engine)
-        requests = tuple([own for part in parts if (own := chosen.get(part[0]))]) if chosen else ()
-        if not requests:
+        links = tuple([own for part in parts if (own := chosen.get(part[0]))]) if chosen else ()
+        if not links:
             return _Place(None, (), served.set(()), None)
         from opentelemetry import context, trace
 
         step = trace.SpanContext(_random(16), _random(8), False, trace.TraceFlags(trace.TraceFlags.SAMPLED))
         token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(step)))
-        return _Place(step, requests, served.set(requests), token)
+        return _Place(step, links, served.set(tuple([link.context for link in links])), token)
 
     def end(self, engine: Engine, step: EngineStep) -> None:
         """Take a step, and restore the context."""
@@ -129,12 +140,13 @@ class RequestSpans(Log):
     ) -> None:
         offset_ns = clock.anchor().offset_ns
         spans = [
-            _finished(step_row(engine, number, step, offset_ns), step.place.context, 0, step.place.requests)
+            _finished(step_row(engine, number, step, offset_ns), step.place.context, 0, step.place.links)
             for number, step in steps
             if step.place.context is not None
         ]
         for account in accounts:
-            own, parent_id = account.context
+            link, parent_id = account.context
+            own = link.context
             row = request_row(engine, account, offset_ns)
             row_attributes = attributes(row)
             row_attributes["xsp.sample"] = self._settings.sample
@@ -150,7 +162,7 @@ class RequestSpans(Log):
 def _children(account: RequestAccount, own: Any, offset_ns: int) -> Iterator[FinishedSpan]:
     """Yield the times of a request's life as spans, with links to the steps that served it."""
     for segment in account.segments:
-        links = [place.context for place in segment.steps if place.context is not None]
+        links = [place.link for place in segment.steps if place.link is not None]
         row = Span(
             level=Level.APPLICATION,
             name=segment.name,
@@ -180,7 +192,7 @@ def _finished(row: Span, own: Any, parent_id: int, links: Sequence[Any]) -> Fini
         status=row.status,
         attributes=values,
         trace_id=f"{own.trace_id:032x}" if own is not None else "",
-        links=tuple((link.trace_id, link.span_id) for link in links[:MOST_LINKS]),
+        links=tuple(links[:MOST_LINKS]),
     )
 
 

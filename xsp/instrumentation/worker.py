@@ -74,8 +74,8 @@ class FinishedSpan(NamedTuple):
     trace_id: str = ""
     """Its trace; empty for that of the call."""
 
-    links: tuple[tuple[int, int], ...] = ()
-    """Trace and span ids of the spans that it links to."""
+    links: tuple[Any, ...] = ()
+    """Links of OpenTelemetry's API; none of spans that come from the second process."""
 
 
 class Answer(NamedTuple):
