@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from xsp import clock, serving
 from xsp.serving import PARTS, Engine, EngineStep, Part, RequestAccount, Requests
 
+MS = 1_000_000
 QUICK = settings(max_examples=150, deadline=None)
 
 
@@ -297,6 +298,24 @@ def test_requests_of_other_threads_arrive_while_the_engine_runs(told: Told) -> N
     for account in told.accounts:
         assert sum(account.parts) == account.latency_ns
         assert account.has_arrival
+
+
+def test_compilation_in_a_step_is_a_part_of_its_own() -> None:
+    offset_ns = clock.anchor().offset_ns
+    start_ns = clock.monotonic_ns()
+    compiled = [(start_ns + offset_ns + 20 * MS, start_ns + offset_ns + 50 * MS), (offset_ns, offset_ns + 10)]
+    compiled.append((start_ns + offset_ns + 30 * MS, start_ns + offset_ns + 60 * MS))  # nested ones count once
+    log, engine = Told(compilations=lambda: compiled), Engine("mine")
+    log.put(engine, "arrive", "a", start_ns)
+    log.put(engine, "step", EngineStep(start_ns, start_ns + 100 * MS, [Part("a", "prefill", 4)]))
+    log.put(engine, "step", EngineStep(start_ns + 100 * MS, start_ns + 110 * MS, [Part("a", "decode", 1)]))
+    log.put(engine, "finish", "a", start_ns + 110 * MS, "ok")
+    log.close()
+    [account] = log.accounts
+    assert sum(account.parts) == account.latency_ns == 110 * MS
+    assert account.parts[serving.COMPILING] == pytest.approx(40 * MS, rel=0.05)
+    assert account.parts[serving.OWN_PREFILL] == pytest.approx(60 * MS, rel=0.05)
+    assert account.parts[serving.OWN_DECODE] == 10 * MS
 
 
 def test_rows_say_what_they_are(told: Told) -> None:

@@ -575,14 +575,23 @@ Deliver = Callable[["Engine", Sequence[tuple[int, EngineStep]], Sequence[Request
 class Log:
     """Statements in the order in which they were made, and a thread that turns them into steps and accounts."""
 
-    def __init__(self, deliver: Deliver, note: Callable[[str], object], keeps_segments: bool = False) -> None:
+    def __init__(
+        self,
+        deliver: Deliver,
+        note: Callable[[str], object],
+        keeps_segments: bool = False,
+        compilations: Callable[[], Sequence[tuple[int, int]]] = tuple,
+    ) -> None:
         """Start without statements; the thread starts with the first one.
 
         Args:
             deliver: is called on the thread.
             note: takes sentences on what the program stated wrongly, the first of each form.
             keeps_segments: as for `Requests`.
+            compilations: returns start and end of the latest compilations, in nanoseconds since the epoch.
         """
+        self._compilations = compilations
+        self._compiled: Sequence[tuple[int, int]] = ()
         self._deliver, self._take_note, self._keeps_segments = deliver, note, keeps_segments
         self._entries: deque[tuple[Engine, str, tuple[Any, ...]]] = deque()
         self._requests: dict[Engine, Requests] = {}
@@ -625,6 +634,7 @@ class Log:
                 engine for engine in list(self._requests) if not engine.running
             ]  # before: a step may begin and end now
             found: dict[Engine, tuple[list[tuple[int, EngineStep]], list[RequestAccount]]] = {}
+            self._compiled = self._latest_compilations()
             for _ in range(len(self._entries)):
                 engine, operation, arguments = self._entries.popleft()
                 try:
@@ -653,12 +663,21 @@ class Log:
             requests = self._requests[engine] = Requests(self.note, self._keeps_segments)
         if operation == "step":
             [step] = arguments
-            step = step._replace(parts=tuple(self._valid(step.parts)))
+            step = step._replace(
+                parts=tuple(self._valid(step.parts)),
+                compiling_ns=_covered_ns(self._compiled, step.start_ns, step.end_ns),
+            )
             found[0].append((requests.step_count, step))
             arguments = (step,)
         found[1].extend(getattr(requests, operation)(*arguments) or ())
         if operation == "close":
             del self._requests[engine]
+
+    def _latest_compilations(self) -> list[tuple[int, int]]:
+        """Return start and end of the latest compilations, on the monotonic clock."""
+        latest = self._compilations() if self._entries else ()
+        offset_ns = clock.anchor().offset_ns if latest else 0
+        return [(start_ns - offset_ns, end_ns - offset_ns) for start_ns, end_ns in latest]
 
     def _valid(self, parts: Sequence[Any]) -> Iterable[Part]:
         """Return the valid parts of a step."""
@@ -695,6 +714,17 @@ class Log:
 
 
 _NAMES = re.compile(r"'[^']*'|\d[\d,]*|\(.*\)")
+
+
+def _covered_ns(intervals: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """Return how long of a time is covered by intervals, which may overlap."""
+    covered_ns = 0
+    for first_ns, last_ns in sorted(intervals):
+        first_ns = max(first_ns, start_ns)
+        if (last_ns := min(last_ns, end_ns)) > first_ns:
+            covered_ns += last_ns - first_ns
+            start_ns = last_ns
+    return covered_ns
 
 
 def _is_count(value: Any, least: int) -> bool:

@@ -197,3 +197,20 @@ def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -
             with prof.step():
                 net(torch.ones(2, 8))
     assert not requests(xsp.load(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_compilation_is_named_in_a_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    net, engine = torch.compile(torch.nn.Linear(8, 8).eval(), backend="eager", dynamic=False), Engine("mine")
+    with xsp.profile("compiled", out=tmp_path / "run", warmup=1, every=10) as prof:
+        for number in range(40):
+            engine.arrive(number, prompt_tokens=2)
+            with prof.step(), engine.step([(number, "prefill", 2)]):
+                net(torch.ones(2 + (number == 20), 8))
+            engine.finish(number)
+    found = {each.request: each for each in requests(xsp.load(tmp_path / "run"))}
+    for name in ("0", "20"):
+        assert found[name].parts["compiling"] > 0.3 * found[name].latency_ns
+    assert found["30"].parts["compiling"] == 0

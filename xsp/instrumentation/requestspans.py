@@ -18,6 +18,7 @@ from typing import Any
 from xsp import clock
 from xsp.instrumentation.sampling import Model, is_chosen
 from xsp.instrumentation.worker import FinishedSpan, attributes
+from xsp.record.compilations import latest_compilations
 from xsp.schema import Level, Span
 from xsp.serving import MOST_OPEN, Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
 
@@ -57,7 +58,7 @@ class RequestSpans(Log):
             models: the models of the handle, at least one.
             note: takes sentences on what the program stated wrongly, and on what is lost.
         """
-        super().__init__(self._deliver_spans, note, keeps_segments=True)
+        super().__init__(self._deliver_spans, note, keeps_segments=True, compilations=latest_compilations)
         self._models, self._settings = models, models[0].settings
         self._accepted: weakref.WeakKeyDictionary[Engine, bool] = weakref.WeakKeyDictionary()
         self._chosen: dict[Engine, dict[Hashable, Any]] = {}

@@ -38,6 +38,11 @@ def compilations(since_ns: int) -> list[dict[str, Any]]:
     return [each for each in found if each["start_ns"] >= since_ns]
 
 
+def latest_compilations() -> list[tuple[int, int]]:
+    """Return start and end of the compilations that torch still knows, in nanoseconds since the epoch."""
+    return [(each["start_ns"], each["start_ns"] + each["dur_ns"]) for each in compilations(0)]
+
+
 def _content(note: Any) -> dict[str, Any]:
     return {
         "start_ns": round(note.start_time * 1e9),

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xsp import clock, serving
+from xsp.record.compilations import latest_compilations
 from xsp.schema import Span
 from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
 
@@ -30,7 +31,7 @@ class StoredRequests(Log):
             identity: identity of the run.
             note: takes sentences on what the program stated wrongly.
         """
-        super().__init__(self._add_rows, note)
+        super().__init__(self._add_rows, note, compilations=latest_compilations)
         self._writer, self._identity = writer, identity
         self._clock = clock.SteadyClock()
         self._rows: list[Span] = []
