@@ -663,10 +663,8 @@ class Log:
             requests = self._requests[engine] = Requests(self.note, self._keeps_segments)
         if operation == "step":
             [step] = arguments
-            step = step._replace(
-                parts=tuple(self._valid(step.parts)),
-                compiling_ns=_covered_ns(self._compiled, step.start_ns, step.end_ns),
-            )
+            compiling_ns = _covered_ns(self._compiled, step.start_ns, step.end_ns)
+            step = step._replace(parts=tuple(self._valid(step.parts)), compiling_ns=compiling_ns)
             found[0].append((requests.step_count, step))
             arguments = (step,)
         found[1].extend(getattr(requests, operation)(*arguments) or ())
