@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xsp import clock, serving
+from xsp.record import requestrows
 from xsp.serving import PARTS, Engine, EngineStep, Part, RequestAccount, Requests
 
 MS = 1_000_000
@@ -326,7 +327,7 @@ def test_rows_say_what_they_are(told: Told) -> None:
     engine.finish("a")
     told.drain()
     [(number, one)], [account] = told.steps, told.accounts
-    step_row, request_row = serving.step_row(engine, number, one, 5), serving.request_row(engine, account, 5)
+    step_row, request_row = requestrows.step_row(engine, number, one, 5), requestrows.request_row(engine, account, 5)
     assert (step_row.kind, step_row.name, step_row.batch_size, step_row.start_ns) == (
         "step",
         "prefill",

@@ -14,8 +14,9 @@ import xsp
 from xsp import analyses, serving
 from xsp.account.requests import figures, goodput, reasons, requests, sentence, steps, token_gaps
 from xsp.errors import AnalysisError
+from xsp.record.requestrows import request_row, step_row
 from xsp.report.firstscreen import first_screen
-from xsp.serving import PARTS, Engine, EngineStep, Part, request_row, step_row
+from xsp.serving import PARTS, Engine, EngineStep, Part
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 

@@ -19,8 +19,9 @@ from xsp import clock
 from xsp.instrumentation.sampling import Model, is_chosen
 from xsp.instrumentation.worker import FinishedSpan, attributes
 from xsp.record.compilations import latest_compilations
+from xsp.record.requestrows import request_row, step_row
 from xsp.schema import Level, Span
-from xsp.serving import MOST_OPEN, Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
+from xsp.serving import MOST_OPEN, Engine, EngineStep, Log, Part, RequestAccount
 
 served: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_served", default=None)
 """The requests that the model's calls in this context serve, as the program stated them; None if it did not."""

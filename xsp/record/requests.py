@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import clock, serving
 from xsp.record.compilations import latest_compilations
+from xsp.record.requestrows import request_row, step_row
 from xsp.schema import Span
-from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount, request_row, step_row
+from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
