@@ -29,8 +29,8 @@ LAYERS = [
     | {"texts", "version"},
     {"fields"},
     {"cached", "callnames", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
-    {"causal", "device", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table"}
-    | {"xsp_collectors"},
+    {"causal", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
+    {"device"},
     {"importers", "samples", "sections"},
     {"correlate", "terminal"},
     {"store"},

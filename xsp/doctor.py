@@ -140,7 +140,7 @@ def measure(runs: Sequence[str]) -> Iterator[str]:
         if content.machine.cpu != processor:
             raise UsageError(f"{path}: the run is not of this machine; measure where it was recorded")
     results: dict[str, ceilings.Ceiling] = {}
-    for ceiling in ceilings.measure(processor):
+    for ceiling in ceilings.measure():
         results[ceiling.name] = ceiling
         peaks = ", ".join(f"{kind} {peak / 1e12:.3g}" for kind, peak in ceiling.vector.items())
         sizes = {rate: size for size, rate in ceiling.levels}  # the largest size of each rate

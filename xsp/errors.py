@@ -14,6 +14,7 @@ XspError
 ├── AnalysisError         an analysis that this trace lacks the data for, with the reason
 ├── GraphError            a graph that cannot be captured, read or written, with the reason
 ├── ManifestError         a manifest that cannot be read or executed, with the place and the reason
+├── DeviceError           a device that is not here, busy or lost, with the reason
 ├── BenchError            timings that cannot be taken, read or written, with the reason
 ├── ShareError            weights that cannot be shared, or a store that does not answer, with the reason
 ├── ProgramError          a program that xsp started failed
@@ -102,6 +103,10 @@ class GraphError(XspError):
 
 class ManifestError(XspError):
     """A manifest that cannot be read or executed here; the message has the place and the reason."""
+
+
+class DeviceError(XspError):
+    """A device that is not here, cannot be used now, or was lost; the message is the reason."""
 
 
 class BenchError(XspError):

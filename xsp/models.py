@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import causal, micromodels, modelinputs, modelname
+from xsp.device import devices
 from xsp.errors import ModelError, first_sentence, nearest
 from xsp.modelname import ModelName
 
@@ -324,11 +325,10 @@ def _check_device(torch: Any, name: str) -> None:
     try:
         torch.empty(1, device=name).add_(1)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices = ["cpu", *(f"cuda:{number}" for number in range(count))]
+        here = dict.fromkeys(device.torch_name for device in devices.present())
         raise ModelError(
             f"--device {name}: cannot be used here ({first_sentence(error)}); "
-            f"type --device {' or --device '.join(devices)}"
+            f"type --device {' or --device '.join(here)}"
         ) from error
 
 

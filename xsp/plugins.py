@@ -37,7 +37,8 @@ def load(group: str, name: str) -> Any:
 
     Args:
         group: `xsp.collectors`, `xsp.importers`, `xsp.exporters`, `xsp.analyses`, `xsp.questions`,
-            `xsp.graph_questions`, `xsp.commands`, `xsp.remarks`, `xsp.runtimes` or `xsp.senders`.
+            `xsp.graph_questions`, `xsp.commands`, `xsp.remarks`, `xsp.runtimes`, `xsp.devices` or
+            `xsp.senders`.
         name: its name in that group.
 
     Returns:

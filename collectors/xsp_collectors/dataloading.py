@@ -15,6 +15,7 @@ from torch.utils.data import dataloader
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Signal
 from xsp.schema import Kind, Level, Span
+from xsp_collectors.modules import IN_DATA, THREADS
 
 
 class DataLoading(Collector):
@@ -33,7 +34,8 @@ class DataLoading(Collector):
         self._original = original = dataloader._BaseDataLoaderIter.__next__
 
         def __next__(iterator: Any) -> Any:
-            start, status = monotonic_ns(), "ok"
+            start, status, state = monotonic_ns(), "ok", THREADS.state
+            state[0] += IN_DATA
             try:
                 return original(iterator)
             except StopIteration:
@@ -43,6 +45,7 @@ class DataLoading(Collector):
                 status = f"error:{type(error).__name__}"
                 raise
             finally:
+                state[0] -= IN_DATA
                 end = monotonic_ns()
                 self._waits.append((threading.get_native_id(), start, end, status))
                 if status != "end":

@@ -70,7 +70,8 @@ None for most calls. A flat list needs fewer cache lines than a list of tuples, 
 def _decode(flat: list[Any]) -> list[_Call]:
     """Return the calls in one of the wrapper's lists."""
     values = iter(flat)
-    return [_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[values] * _FIELDS, strict=True)]
+    calls = (_Call(*call[:-1], *(call[-1] or ())) for call in zip(*[values] * _FIELDS, strict=True))
+    return [call for call in calls if call.depth < IN_DATA]
 
 
 class _Threads(threading.local):
@@ -78,6 +79,13 @@ class _Threads(threading.local):
 
     def __init__(self) -> None:
         self.state = [0, threading.get_native_id()]
+
+
+THREADS = _Threads()
+
+IN_DATA = 1 << 20
+"""Depth of a thread during a wait for data: modules that a loader calls in the program's own thread (transforms of
+images) are part of the wait, and neither begin a step nor belong to one."""
 
 
 class ModuleCalls(Collector):
@@ -259,7 +267,7 @@ def _wrap(
     mode = _OFF
     outer_mode, is_recording = _OFF, False  # the mode outside of the outermost call; whether `mode` records
     since = 0  # when recording began: of a call that another thread began earlier, the inner calls were not recorded
-    threads, numbers = _Threads(), collector._numbers
+    threads, numbers = THREADS, collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
     # Dynamo traces through the wrapper. This check keeps clocks and lists out of compiled graphs; doing it first
     # keeps `mode` out of their guards, which would cause a recompilation for each mode.

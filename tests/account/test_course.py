@@ -10,6 +10,7 @@ import pytest
 
 from xsp import account
 from xsp.account import entries as names
+from xsp.account.course import growth_of
 from xsp.account.sentences import remarks
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
@@ -167,6 +168,18 @@ def test_growth_is_named_with_both_times() -> None:
     (text,) = texts(trace_with(rows_of(times)))
     assert text.startswith("An iteration takes ")
     assert "% longer at the end than at the beginning: 2" in text
+    assert text.endswith(", in the step.")
+
+
+@pytest.mark.parametrize("part", ["in the step", "in the wait for data", "between steps"])
+def test_the_part_of_an_iteration_that_grows_is_named(part: str) -> None:
+    steady, growing = [10e6] * 90, [10e6 + 0.2e6 * place for place in range(90)]
+    names_of_parts = ("in the step", "in the wait for data", "between steps")
+    parts = {name: growing if name == part else steady for name in names_of_parts}
+    whole = [sum(times) for times in zip(*parts.values(), strict=True)]
+    found = growth_of(whole, parts)
+    assert found is not None
+    assert found.where == part
 
 
 def test_a_program_without_repeating_modules_has_no_iteration() -> None:

@@ -231,7 +231,7 @@ def test_ceilings_that_are_not_valid_are_measured_again_where_time_may_be_spent(
     filled: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     higher = Ceiling(cpu_model() or "cpu", {"fp32": 1e13}, {}, 1e12, "measured: again")
-    monkeypatch.setattr(ceilings, "measure", lambda processor: [higher])
+    monkeypatch.setattr(ceilings, "measured", lambda device: higher)
     monkeypatch.setattr("xsp.bound.sources._fill", lambda *_: [])
     known = filled(chain(), linear=100_000.0, relu=10_000.0)
     assert xsp.bound.of(chain(), timings=known, threads=2).rungs["ceiling"].sequential is None

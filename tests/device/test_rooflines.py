@@ -132,7 +132,7 @@ def test_a_processor_is_measured_and_its_ceiling_kept_in_the_run(tmp_path: Path,
     monkeypatch.setattr(ceilings, "ROUNDS_NS", 1_000_000)
     measured = ceilings._measure(torch, "cpu", device.cpu_model() or "cpu", 64, 1 << 16, lambda: None)
     assert set(measured.precisions()) == {"fp64", "fp32", "bf16"}
-    monkeypatch.setattr(ceilings, "measure", lambda processor: [measured])
+    monkeypatch.setattr(ceilings, "measure", lambda: [measured])
     for name, machine in (("mine", device.describe()), ("other", {"cpu": "another"})):
         (tmp_path / name).mkdir()
         rundir.write_run(tmp_path / name, {"machine": machine})
@@ -187,7 +187,7 @@ def test_a_processor_is_measured_with_all_cores_and_threads_are_as_before(monkey
         plain = ceilings.Ceiling("a cpu", {}, {}, 1e9, "measured")
         monkeypatch.setattr(ceilings, "_measure", lambda torch, *_, **__: seen.append(torch.get_num_threads()) or plain)
         monkeypatch.setattr("xsp.processes.cores", lambda: 2)
-        assert next(iter(ceilings.measure("a cpu"))).threads == 2
+        assert next(iter(ceilings.measure())).threads == 2
         assert (seen, torch.get_num_threads()) == ([2], 1)
     finally:
         torch.set_num_threads(before)
@@ -206,7 +206,7 @@ def test_a_measurement_waits_for_the_device_that_it_is_of(monkeypatch: pytest.Mo
         return Ceiling(name, {}, {}, 1e9, where)
 
     monkeypatch.setattr(ceilings, "_measure", measured)
-    assert [entry.source for entry in ceilings.measure("a cpu")] == ["cpu", "cuda:0", "cuda:1"]
+    assert [entry.source for entry in ceilings.measure()] == ["cpu", "cuda:0", "cuda:1"]
     assert waited == [0, 1]
 
 
@@ -243,7 +243,7 @@ def test_a_device_is_measured_below_its_quote():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    for measured in list(ceilings.measure("cpu"))[1:]:
+    for measured in list(ceilings.measure())[1:]:
         quoted = ceiling(measured.name)
         assert 0.3 * quoted.bytes_per_s < measured.bytes_per_s <= 1.05 * quoted.bytes_per_s
         assert (measured.peak("bf16") or 0) <= 1.05 * (quoted.peak("bf16") or 0)

@@ -19,6 +19,8 @@ import pytest
 pytest.importorskip("torch")
 
 import xsp
+from xsp import account
+from xsp.account import entries as names
 from xsp.health import grade, health
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -196,6 +198,17 @@ def test_a_wait_for_data_belongs_to_the_step_that_uses_its_batch(every: str, wor
         assert merged > 20
 
 
+@pytest.mark.parametrize("options", ["", "--inference"])
+def test_modules_that_a_loader_calls_are_part_of_the_wait(options: str, tmp_path: Path) -> None:
+    found = profiled(f"data_bound.py --transform {options}", tmp_path)
+    assert [kind["steps"] for kind in found.kinds] == [found.said["calls"]]
+    host = account.of(found.trace).job.host
+    assert not [entry.name for entry in host.entries if "Transform" in entry.name]
+    lap = found.said["kinds"]["inference" if options else "training"]
+    assert host.ms(names.DATA) == pytest.approx(lap["data_ms"], rel=0.3)
+    assert found.trace.sql("SELECT count(*) FROM spans WHERE type = 'Transform'").fetchall() == [(0,)]
+
+
 def test_a_loop_that_waits_for_its_data_is_said_to(tmp_path: Path) -> None:
     """The loader takes 80 ms and a step 1 ms, so that no load of the machine turns that around."""
     found = profiled("data_bound.py --load-ms 80 --iterations 80", tmp_path)
@@ -261,9 +274,15 @@ def test_short_steps_that_are_found_at_signals_are_counted_though_they_pass_unse
     options: str, tmp_path: Path
 ) -> None:
     found = profiled(f"short_steps.py --iterations 4000 {options}", tmp_path)
-    assert sum(kind["steps"] for kind in found.kinds) == pytest.approx(4000, abs=100 if "--by-hand" in options else 0)
+    assert sum(kind["steps"] for kind in found.kinds) == pytest.approx(4000, abs=6 if "--by-hand" in options else 0)
     ((most,),) = found.trace.sql("SELECT max(steps) FROM loop WHERE steady").fetchall()
     assert most > 1
+
+
+def test_few_steps_without_an_optimizer_are_found(tmp_path: Path) -> None:
+    found = profiled("short_steps.py --iterations 24 --train --by-hand", tmp_path)
+    assert sum(kind["steps"] for kind in found.kinds) >= 18
+    assert any("trains without a torch optimizer" in note["text"] for note in found.trace.run.notes)
 
 
 @pytest.mark.slow

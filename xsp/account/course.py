@@ -76,7 +76,7 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
     if not len(rows["step"]):
         return None
     slow = () if is_device_bound else tuple(_slow(trace, rank, kind, rows, time))
-    growth = None if is_device_bound else growth_of(_unrecorded_ns(trace, rank, kind))
+    growth = None if is_device_bound else growth_of(*_unrecorded_ns(trace, rank, kind))
     return Course(_first(trace, rows, slow), slow, growth)
 
 
@@ -261,16 +261,23 @@ def is_compiled(trace: Trace) -> bool:
 # --- growth -------------------------------------------------------------------------------------------------------
 
 
-def _unrecorded_ns(trace: Trace, rank: int, kind: int | None) -> list[float]:
-    """Return the times of the iterations that profiling disturbed least, in order, without the first ones."""
-    return [
-        float(ns)
-        for (ns,) in trace.con.execute(
-            f"WITH {UNDISTURBED} SELECT iteration_ns FROM undisturbed "
-            f"WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND step >= {WARM_UP_STEPS} ORDER BY step",
-            [rank, kind],
-        ).fetchall()
-    ]
+def _unrecorded_ns(trace: Trace, rank: int, kind: int | None) -> tuple[Sequence[float], dict[str, Sequence[float]]]:
+    """Return the times of the iterations that profiling disturbed least, in order, without the first ones.
+
+    Returns:
+        Times of whole iterations, and those of each of their parts.
+    """
+    columns = trace.con.execute(
+        f"""
+        WITH {UNDISTURBED} SELECT dur_ns, coalesce(data_ns, 0) AS data_ns, coalesce(before_ns, 0) AS before_ns
+        FROM undisturbed WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND step >= {WARM_UP_STEPS} ORDER BY step
+        """,
+        [rank, kind],
+    ).fetchnumpy()
+    step, data, before = (np.asarray(columns[name], float) for name in ("dur_ns", "data_ns", "before_ns"))
+    data = np.minimum(data, before)
+    # arrays, which are sequences of numbers
+    return step + before, {"in the step": step, "in the wait for data": data, names.BETWEEN: before - data}
 
 
 STRETCHES = 9
@@ -289,8 +296,13 @@ MIN_CONCORDANCE = 0.5
 """Least rank correlation (Kendall) of the parts' medians with their order: a single disturbed part is no growth."""
 
 
-def growth_of(times_ns: Sequence[float]) -> Growth | None:
-    """Return by how much iterations take longer at the end than at the beginning; None if that is not certain."""
+def growth_of(times_ns: Sequence[float], parts_ns: Mapping[str, Sequence[float]] | None = None) -> Growth | None:
+    """Return by how much iterations take longer at the end than at the beginning; None if that is not certain.
+
+    Args:
+        times_ns: times of iterations in their order.
+        parts_ns: times of parts of the iterations, by name: one that makes up most of the growth is named.
+    """
     count = len(times_ns)
     if count < FEWEST_GROWING:
         return None
@@ -307,4 +319,9 @@ def growth_of(times_ns: Sequence[float]) -> Growth | None:
     is_certain = change_ns >= MIN_CERTAINTY * error_ns and float(np.mean(signs)) >= MIN_CONCORDANCE
     if not is_certain or change_ns < MIN_GROWTH * first_ns:
         return None
-    return Growth(first_ns / 1e6, last_ns / 1e6)
+    first, last = slice(bounds[0], bounds[third]), slice(bounds[-1 - third], bounds[-1])
+    changes = {
+        name: float(np.median(times[last]) - np.median(times[first])) for name, times in (parts_ns or {}).items()
+    }
+    where = next((name for name, part_ns in changes.items() if part_ns >= MIN_PLACE_SHARE * change_ns), None)
+    return Growth(first_ns / 1e6, last_ns / 1e6, where)

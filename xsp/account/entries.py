@@ -186,6 +186,8 @@ class Growth:
 
     first_ms: float
     last_ms: float
+    where: str | None = None
+    """The part of an iteration that grows, where one makes up most of it."""
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def remarks(account: Account) -> list[Remark]:
         share = growth.last_ms / growth.first_ms - 1
         text = (
             f"An iteration takes {100 * share:.0f} % longer at the end than at the beginning: "
-            f"{ms_text(growth.first_ms)}, then {ms_text(growth.last_ms)}."
+            f"{ms_text(growth.first_ms)}, then {ms_text(growth.last_ms)}{', ' + growth.where if growth.where else ''}."
         )
         found.append(Remark(text, (growth.last_ms - growth.first_ms) / growth.last_ms))
     return sorted(found, key=lambda remark: -remark.share)

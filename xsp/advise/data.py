@@ -3,7 +3,9 @@ work."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from xsp import account
 from xsp.account import Entry, Iterations
@@ -120,9 +122,10 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     largest = _largest_part(entry)
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
+    line = _main_line(context, ms)
     do = (
-        "do less often, or in another thread: checkpoints, statistics, copies of the state, printing, "
-        "what a framework does at the end of each batch"
+        "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
+        "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
     )
     is_unknown = main.threads > 1 and largest is None
     if is_unknown:
@@ -132,6 +135,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         )
     elif largest is not None and largest.name in _REMEDIES:
         do = _REMEDIES[largest.name]
+    elif line is not None:
+        do = _remedy(line)
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
@@ -152,7 +157,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         _gain(entry),
         True,
         share,
-        (f"{main.count - main.recorded} iterations that ran without recording", *_lines(context, ms)),
+        (f"{main.count - main.recorded} iterations that ran without recording", *([line.evidence] if line else ())),
         do,
         entry=BETWEEN,
         gain_known=not is_unknown,
@@ -178,13 +183,75 @@ def _largest_part(entry: Entry) -> Entry | None:
 MIN_LINE_SHARE = 0.5
 """Minimum share of the time between steps that a line of code must explain to be cited."""
 
+MIN_SEEN_SHARE = 0.3
+"""Minimum time of all lines between steps where they were seen, as a share of the mean time, for one to be cited."""
 
-def _lines(context: AdviceContext, between_ms: float) -> Iterator[str]:
-    """Yield the line of code that takes most of the time between steps, as seen after recorded steps."""
-    for row in context.answers["between"].dicts()[:1]:
-        if (row["ms"] or 0.0) >= MIN_LINE_SHARE * between_ms:
+
+class _MainLine(NamedTuple):
+    """The line of code that takes most of the time between steps, as seen after recorded steps."""
+
+    line: str
+    calls: str
+    evidence: str
+
+
+def _main_line(context: AdviceContext, between_ms: float) -> _MainLine | None:
+    """Return the line that takes most of the time between steps; None if none takes most of it, or none is known.
+
+    Lines are seen after recorded steps. Where the time between steps grows, all of them took less then than on average.
+    """
+    rows = context.answers["between"].dicts()
+    seen_ms = sum(row["ms"] or 0.0 for row in rows)
+    for row in rows[:1]:
+        ms = row["ms"] or 0.0
+        if ms >= MIN_LINE_SHARE * seen_ms and seen_ms >= MIN_SEEN_SHARE * between_ms:
             place = ", ".join(filter(None, (row["line"], row["calls"])))
-            yield f"{row['ms']:.3g} of {between_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
+            of_ms = between_ms if ms >= MIN_LINE_SHARE * between_ms else seen_ms
+            evidence = f"{ms:.3g} of {of_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
+            return _MainLine(row["line"], row["calls"] or "", evidence)
+    return None
+
+
+_REMEDIES_OF_CALLS = (
+    (
+        r"(save|dump|write|flush|fsync)(_\w+)?|\w*checkpoint\w*",
+        "write it less often, or a copy of it in another thread",
+    ),
+    (
+        r"print|log(_(metrics?|dict|\w*scalars?))?|info|debug|warning|add_(scalars?|image|histogram|text)|set_(postfix|description)\w*"
+        r"|savefig|plot",
+        "report less often, and several values at once",
+    ),
+    (r"item|tolist|cpu|numpy|synchronize", "read values less often, and together"),
+    (r"deepcopy|state_dict|clone", "copy the state less often, or change the copy in place (torch._foreach_copy_)"),
+    (r"collect|empty_cache", "leave it out: memory is reused without it"),
+    (
+        r"(rand|randn|randint|randperm)(_like)?|\w*(collate|tokeni[sz]|encod|transform|augment|batch)\w*|stack|from_numpy"
+        r"|tensor|load\w*|open|imread|decode\w*|pad\w*|next|read\w*",
+        "prepare the next batch in the background (a DataLoader with workers) while this one is computed",
+    ),
+)
+"""What to do about a line by the functions that it calls, by patterns of their names; the first that fits counts."""
+
+_HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|format|join|items|values|keys|copy|time"
+"""Functions that say nothing about the purpose of a line."""
+
+
+def _remedy(line: _MainLine) -> str:
+    """Return what can be done about a line of the program."""
+    names = [name.rpartition(".")[2] for name in line.calls.lower().split(", ")]
+    known = [
+        next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
+        for name in names
+        if not re.fullmatch(_HELPERS, name)
+    ]
+    places = [place for place in known if place is not None]
+    if places and len(places) == len(known):  # a line that also calls something else may take its time there
+        return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {line.line}"
+    return (
+        f"make {line.line} take less time, or do it less often or in another thread; if it prepares the batch, a "
+        "DataLoader with workers does so in the background"
+    )
 
 
 # --- iterations that are slower than the others -----------------------------------------------------------------------

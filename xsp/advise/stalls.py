@@ -18,7 +18,7 @@ USUAL_MS = 0.04
 """Maximum overhead of Python, a framework's dispatch and the recording around a call, in milliseconds; a longer gap is
 other work of the host. A call of a module takes some 10 to 30 µs beside its operators, an operator 2 to 10 µs."""
 
-LEAST_REPEATS = 2
+LEAST_REPEATS = 3
 """Minimum number of recorded steps for the gain to be an expectation and not a bound."""
 
 LEAST_PERCENT = 5.0

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
 from xsp.graph.node import Call, Tensor
 
 POOL = 1 << 20
@@ -222,11 +224,13 @@ def _extent(tensor: Tensor) -> int:
 
 
 class Values:
-    """A generator of tensors; equal seeds give equal values."""
+    """A generator of tensors on a device; equal seeds give equal values on equal devices."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._normal = torch.randn(POOL, generator=self._generator)
+    def __init__(self, seed: int = 0, device: Device | None = None) -> None:
+        device = device or Processor()
+        self._place = device.torch_name
+        self._generator = device.generator(seed)
+        self._normal = torch.randn(POOL, generator=self._generator, device=self._place)
 
     def storage(self, tensors: list[Tensor], value_rule: Rule) -> list[torch.Tensor]:
         """Return tensors that share one storage, each of which starts at offset 0.
@@ -241,7 +245,7 @@ class Values:
 
     def _flat(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
         if kind is torch.bool:
-            return torch.ones(length, dtype=kind)
+            return torch.ones(length, dtype=kind, device=self._place)
         if not (kind.is_floating_point or kind.is_complex):
             return self._integers(length, kind, value_rule)
         pool = self._normal
@@ -249,7 +253,8 @@ class Values:
             pool = pool.sigmoid()
         elif value_rule.is_positive:
             pool = pool.abs() + 0.5
-        real = torch.empty(length * (2 if kind.is_complex else 1), dtype=kind.to_real() if kind.is_complex else kind)
+        parts, part_kind = (2, kind.to_real()) if kind.is_complex else (1, kind)
+        real = torch.empty(length * parts, dtype=part_kind, device=self._place)
         pool = pool.to(real.dtype)
         repeats = real.numel() // POOL
         real[: repeats * POOL].view(repeats, POOL).copy_(pool.expand(repeats, POOL))
@@ -257,12 +262,16 @@ class Values:
         return torch.view_as_complex(real.view(-1, 2)) if kind.is_complex else real
 
     def _integers(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
+        place = self._place
         if value_rule.offset_limit is not None:
-            return ((torch.arange(length) + value_rule.are_ends) * value_rule.offset_limit // max(1, length)).to(kind)
+            ranks = torch.arange(length, device=place) + value_rule.are_ends
+            return (ranks * value_rule.offset_limit // max(1, length)).to(kind)
         if value_rule.high is not None:
             high = max(1, min(value_rule.high, torch.iinfo(kind).max))
-            return torch.randint(0, high, (length,), generator=self._generator, dtype=torch.int64).to(kind)
-        return torch.zeros(length, dtype=kind) if value_rule.is_guess else torch.ones(length, dtype=kind)
+            drawn = torch.randint(0, high, (length,), generator=self._generator, dtype=torch.int64, device=place)
+            return drawn.to(kind)
+        make = torch.zeros if value_rule.is_guess else torch.ones
+        return make(length, dtype=kind, device=place)
 
 
 def _shaped(flat: torch.Tensor, tensor: Tensor) -> torch.Tensor:

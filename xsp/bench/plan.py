@@ -11,10 +11,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from xsp import plugins
-from xsp.bench.environment import caches
+from xsp.bench.environment import Environment
 from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, missing_input_reason, untimed
 from xsp.bench.timings import Timings
-from xsp.bench.turns import Limits, Turns, rotated_bytes
+from xsp.bench.turns import Limits, Turns
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
 from xsp.errors import BenchError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
@@ -63,6 +65,7 @@ def specs(
     threads: int | None = None,
     variants: Sequence[str] = (AS_RUN,),
     runtime: str = "torch",
+    environment: Environment | None = None,
 ) -> list[tuple[Spec, int]]:
     """Return the distinct specs of a graph in the order of first appearance, each with the number of its occurrences.
 
@@ -72,16 +75,17 @@ def specs(
         stride: computing calls from the start of one block to the next; default: the granularity.
         state: state of the caches. `chain` becomes `warm` if the weights of the whole graph fit into the cores' private
             caches, where a step finds them.
-        threads: number of threads; default: as many as the process may use.
+        threads: number of threads; default: as many as the process may use, on an accelerator 1.
         variants: names, see `xsp.bench.variants`; each applies to the blocks that it can change.
         runtime: name in the entry points `xsp.runtimes`.
+        environment: that of the timings, if they are of another device than the processor.
 
     Raises:
         GraphError: a granularity below 1.
         BenchError: there is no such variant.
     """
-    state = effective_state(graph, CacheState(state))
-    threads = threads or cores()
+    state = effective_state(graph, CacheState(state), environment)
+    threads = threads or default_threads(environment)
     counts: dict[str, int] = {}
     blocks: dict[str, Block] = {}
     for start, stop in windows(graph, granularity, stride):
@@ -92,7 +96,7 @@ def specs(
         (Spec(piece, variant, state, threads, runtime), counts[key])
         for key, piece in blocks.items()
         for variant in variants
-        if variant == AS_RUN or _may_change(Spec(piece, variant, state, threads, runtime))
+        if variant == AS_RUN or _may_change(Spec(piece, variant, state, threads, runtime), environment)
     ]
 
 
@@ -108,13 +112,14 @@ def check_names(variants: Iterable[str] = (), runtimes: Iterable[str] = ()) -> N
     _check_runtimes(runtimes)
 
 
-def _may_change(spec: Spec) -> bool:
-    """Return whether a variant may compute a block in a different way.
+def _may_change(spec: Spec, environment: Environment | None) -> bool:
+    """Return whether a variant may compute a block in a different way on the device of an environment.
 
     Raises:
         BenchError: there is no such variant.
     """
-    return _variant(spec.variant).may_change(spec)
+    variant = _variant(spec.variant)
+    return variant.is_for(environment) and variant.may_change(spec)
 
 
 def _variant(name: str) -> Variant:
@@ -134,14 +139,26 @@ def coverage(pairs: Iterable[tuple[Spec, int]], timings: Timings) -> tuple[float
         pairs: specs, and the number of occurrences of each.
         timings: the existing timings.
     """
-    rows = [(count, expected_seconds(spec, count), timings.get(spec.key)) for spec, count in pairs]
+    rows = [
+        (count, expected_seconds(spec, count), timings.get(spec.key))
+        for spec, count in pairs
+        if not spec.op.startswith("step::")
+    ]
     timed_rows = [(count, value) for count, value, timing in rows if timing is not None and timing.is_timed]
     calls, expected = sum(row[0] for row in rows), sum(row[1] for row in rows)
     return sum(row[0] for row in timed_rows) / (calls or 1), sum(row[1] for row in timed_rows) / (expected or 1)
 
 
-def effective_state(graph: Graph, state: CacheState) -> CacheState:
-    """Return the cache state of a graph's blocks: `chain` becomes `warm` if the cores' caches hold the weights."""
+def default_threads(environment: Environment | None = None) -> int:
+    """Return the number of threads of timings: all cores; 1 if they are of a device that computes itself."""
+    return cores() if environment is None or environment.device is None else 1
+
+
+def effective_state(graph: Graph, state: CacheState, environment: Environment | None = None) -> CacheState:
+    """Return the cache state of a graph's blocks: `chain` becomes `warm` if the caches hold the weights of a step.
+
+    These are the cores' own caches, or the last level of the device of an environment.
+    """
     if state is not CacheState.CHAIN:
         return state
     if graph.values:
@@ -152,12 +169,13 @@ def effective_state(graph: Graph, state: CacheState) -> CacheState:
         lasting_bytes = weights * (1 + MOST_STATE if graph.settings.get("train") else 1)
     else:
         return state
-    return state if lasting_bytes > private_bytes() else CacheState.WARM
+    inner_bytes = None if environment is None else environment.inner_cache_bytes
+    return state if lasting_bytes > (private_bytes() if inner_bytes is None else inner_bytes) else CacheState.WARM
 
 
 def private_bytes() -> int:
     """Return the bytes of the largest cache below the last level."""
-    levels = caches()
+    levels = Processor().caches()
     inner_sizes = [size for level, size in levels if level < max(level for level, _ in levels)]
     return max(inner_sizes, default=PRIVATE_BYTES)
 
@@ -172,6 +190,7 @@ def fill(
     limits: Limits | None = None,
     in_order: bool = False,
     on_start: Callable[[float], None] = lambda seconds: None,
+    device: Device | None = None,
 ) -> list[Timing]:
     """Time specs that have no timing yet, the most expensive first, and keep the timings.
 
@@ -189,13 +208,17 @@ def fill(
         limits: limits of one spec, see `xsp.bench.turns`.
         in_order: time specs in the given order instead of the most expensive first.
         on_start: called with the seconds that it took until the first process was ready to time.
+        device: where they are timed; default: the processor. `timings` are of its environment. If it is lost, the rest
+            stays missing, and `timings.problems` says so.
 
     Returns:
         The new timings of the wanted specs, including failed ones.
 
     Raises:
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
+        DeviceError: the device cannot be used.
     """
+    device = device or Processor()
     if not 0 < seconds < math.inf:
         raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
@@ -218,7 +241,7 @@ def fill(
     store([_refused_timing(spec, reason) for spec in ordered if (reason := refusal(spec))])
     refused = {timing.key for timing in results}
     ordered = [spec for spec in ordered if spec.key not in refused]
-    thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME}
+    thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME and device.is_host}
     overhead_specs = [spec for threads in thread_counts for spec in overheads(threads)]
     overhead_specs = [spec for spec in overhead_specs if timings.get(spec.key) is None and spec.key not in pairs]
     ordered = [*ordered[:1], *overhead_specs, *ordered[1:]]  # if there is time for only one, it is a requested one
@@ -229,15 +252,18 @@ def fill(
         if index and time.monotonic() >= deadline:
             break
         pending = [spec for spec in ordered if spec.threads == threads]
-        with Turns(threads, limits or Limits()) as turns:
+        with Turns(threads, limits or Limits(), device) as turns:
             startup = turns.start()
             if not index:
                 on_start(startup)
                 deadline = max(deadline, time.monotonic() + MIN_SECONDS)
-            while pending and (remaining := deadline - time.monotonic()) > 0:
-                sitting = _sitting(pending, turns.memory_bytes, remaining)
+            while pending and not turns.lost and (remaining := deadline - time.monotonic()) > 0:
+                sitting = _sitting(pending, turns.memory_bytes, remaining, turns.rotated_bytes)
                 pending = pending[len(sitting) :]
                 store(turns.sit(sitting, deadline, partial(_report, progress, len(results), total), seed=len(results)))
+            if turns.lost:
+                timings.problems.append(f"{device.id} was lost: {turns.lost}; all timings until then are kept")
+                break
     progress("timed", len(results), total)
     return [timing for timing in results if timing.key in pairs]
 
@@ -312,7 +338,12 @@ def _was_too_large(timing: Timing | None) -> bool:
 
 
 def expected_seconds(spec: Spec, count: int) -> float:
-    """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first."""
+    """Return the seconds of a step that a spec accounts for, by a rough roofline; it decides what is timed first.
+
+    Whole steps (`xsp.bench.steps`) come before all calls.
+    """
+    if spec.op.startswith("step::"):
+        return math.inf
     total = 0.0
     for call in spec.block.calls:
         node = Node(call, "", NodeKind.COMPUTE)
@@ -326,24 +357,26 @@ def overheads(threads: int) -> list[Spec]:
     return [Spec(empty, name, CacheState.WARM, threads) for name in OVERHEADS]
 
 
-def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float) -> list[Spec]:
+def _sitting(specs: Sequence[Spec], memory_bytes: int, seconds: float, rotated_bytes: int | None = None) -> list[Spec]:
     """Return the first specs that take turns: few enough to fit into memory together and into the given seconds."""
     limit = min(SITTING_SIZE, max(1, int(seconds / SECONDS_PER_SPEC)))
     sitting: list[Spec] = []
     total_bytes = 0
     for spec in specs[:limit]:
-        total_bytes += footprint(spec)
+        total_bytes += footprint(spec, rotated_bytes)
         if sitting and total_bytes > memory_bytes // 2:
             break
         sitting.append(spec)
     return sitting
 
 
-def footprint(spec: Spec) -> int:
+def footprint(spec: Spec, rotated_bytes: int | None = None) -> int:
     """Return the approximate bytes that a spec takes while it is timed: inputs, copies of weights, and outputs."""
+    if rotated_bytes is None:
+        rotated_bytes = Processor().rotated_bytes()
     inputs = sum(tensor.bytes or 0 for tensor in spec.block.external.values())
     outputs = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
-    return 2 * inputs + outputs + (0 if spec.state is CacheState.WARM else rotated_bytes())
+    return 2 * inputs + outputs + (0 if spec.state is CacheState.WARM else rotated_bytes)
 
 
 def _report(progress: Progress, offset: int, total: int, spec: Spec, done: int) -> None:

@@ -13,6 +13,7 @@ from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS
 from xsp.bench.turns import Limits, Turns
+from xsp.device.contract import Device
 from xsp.errors import BenchError
 from xsp.stats import percentile
 
@@ -57,6 +58,7 @@ def check(
     seed: int = 0,
     runtime: str | None = None,
     is_eligible: Callable[[Spec], bool] = lambda spec: True,
+    device: Device | None = None,
 ) -> Check:
     """Time some specs again without storing the new timings.
 
@@ -68,6 +70,7 @@ def check(
         seed: seed of the draw.
         runtime: runtime of the specs; default: any except transfers and collectives.
         is_eligible: whether a spec of that runtime may be drawn.
+        device: the device that the timings are of; default: the processor.
 
     Raises:
         BenchError: there are no timings of this environment.
@@ -99,7 +102,7 @@ def check(
         def on_progress(spec: Spec, done: int, offset: int = len(repeated)) -> None:
             progress(spec.block.op[:40], offset + done, len(sample))
 
-        with Turns(threads, LIMITS) as turns:
+        with Turns(threads, LIMITS, device) as turns:
             turns.start()
             if not index:
                 deadline = max(deadline, time.monotonic() + MIN_SECONDS)

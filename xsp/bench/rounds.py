@@ -2,19 +2,20 @@
 
 Imports torch: import it where it is needed. A batch begins with an untimed call, because the previous batch was of
 another block. Fixed work, the canaries, is timed at the start, in between and at the end; its drift is stored with
-every timing of the sitting.
+every timing of the sitting. How calls are timed is the device's answer (`xsp.device.contract.Device.timed`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import itertools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -23,6 +24,8 @@ from xsp.bench import torchcalls, variants
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.torchcalls import Prepared
+from xsp.device.contract import Device, Elapsed, Fault
+from xsp.device.processor import Processor
 from xsp.errors import PluginError
 from xsp.version import __version__
 
@@ -43,9 +46,16 @@ ENOUGH_NS = 250_000_000
 ENOUGH_FOR_LONG_NS = 2_000_000_000
 LONG_NS = 50_000_000
 CANARIES_EVERY_NS = 2_000_000_000
+COLD_CALLS = 5
+"""Calls after cold caches of a block on an accelerator, beside those in the state of its spec."""
 
 Report = Callable[[int, Timing], None]
 """Callback with the index of a spec and its timing, as soon as the timing is known."""
+
+
+class DeviceLost(Exception):
+    """Raised when this process can no longer use the device; the timing of the block that ran was reported."""
+
 
 Mark = Callable[[int], None]
 """Callback with the index of a spec before it runs, so that a crash can be attributed to it."""
@@ -58,9 +68,16 @@ class _Seat:
     index: int
     spec: Spec
     prepared: Prepared
+    device: Device = field(default_factory=Processor)
     calls: int = 1
     batches: list[float] = field(default_factory=list)
     """Nanoseconds per call of each batch."""
+
+    issues: list[float] = field(default_factory=list)
+    """Nanoseconds per call until the host had issued the calls of each batch."""
+
+    waits: bool = False
+    """Whether the device waited for the host in a batch."""
 
     spent_ns: int = 0
     error_max: float | None = None
@@ -73,8 +90,10 @@ class _Seat:
             if prepared.flush is None and prepared.timed is None:
                 for arguments in prepared.arguments(1):
                     prepared.function(*arguments)
-            elapsed_ns = _run(prepared, self.calls)
-        self.batches.append(elapsed_ns / self.calls)
+            elapsed = _run(prepared, self.calls, self.device)
+        self.batches.append(elapsed.ns / self.calls)
+        self.issues.append(elapsed.issue_ns / self.calls)
+        self.waits |= elapsed.waits
         self.spent_ns += time.perf_counter_ns() - start
 
     def is_precise(self) -> bool:
@@ -88,7 +107,13 @@ class _Seat:
     def relative_half(self) -> float:
         """Return half the confidence interval over the figure."""
         interval = stats.interval(self.batches)
-        return math.inf if interval is None else interval.half / interval.value
+        return math.inf if interval is None or not interval.value else interval.half / interval.value
+
+    @property
+    def most_calls(self) -> int | None:
+        """Most calls per batch; None for no limit."""
+        limits = [limit for limit in (self.prepared.most, self.device.most_calls) if limit is not None]
+        return min(limits, default=None)
 
 
 def sit(
@@ -100,6 +125,7 @@ def sit(
     rotated_bytes: int,
     limit_bytes: int,
     seed: int = 0,
+    device: Device | None = None,
 ) -> float:
     """Time specs in rounds, report each as soon as it is known, and return how much fixed work drifted.
 
@@ -114,16 +140,21 @@ def sit(
         rotated_bytes: see `Torch.prepare`.
         limit_bytes: most bytes that the tensors of one spec may take.
         seed: seed of the order within a round.
+        device: where the specs run; default: the processor.
+
+    Raises:
+        DeviceLost: a block made the device unusable for this process.
     """
+    device = device or Processor()
     deadline = time.perf_counter_ns() + round(seconds * 1e9)
-    canaries = Canaries()
-    floor = _empty_call_ns()
+    canaries = Canaries(device)
+    floor = _empty_call_ns(device)
     seats: list[_Seat] = []
     for index, spec in enumerate(specs):
         if seats and time.perf_counter_ns() > deadline:
             break
         mark(index)
-        outcome = _prepare(index, spec, rotated_bytes, limit_bytes)
+        outcome = _prepare(index, spec, rotated_bytes, limit_bytes, device, report)
         if isinstance(outcome, Timing):
             report(index, outcome)
         else:
@@ -137,8 +168,9 @@ def sit(
             rng.shuffle(seats)
             for seat in tuple(seats):
                 mark(seat.index)
-                seat.batch()
-                if seat.is_precise():
+                if not _batch(seat, report):
+                    seats.remove(seat)
+                elif seat.is_precise():
                     seats.remove(seat)
                     reported += 1
                     report(seat.index, _timing(seat, floor, canaries.ratio))
@@ -150,7 +182,8 @@ def sit(
         for seat in seats:  # the time is over
             while not reported and len(seat.batches) < MIN_BATCHES:
                 mark(seat.index)
-                seat.batch()
+                if not _batch(seat, report):
+                    break
             if len(seat.batches) >= MIN_BATCHES:
                 reported += 1
                 report(seat.index, _timing(seat, floor, canaries.ratio))
@@ -160,15 +193,21 @@ def sit(
     return canaries.ratio
 
 
-def _prepare(index: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _Seat | Timing:
-    """Return a spec warmed up and ready to be timed, or a timing with the reason why it cannot be."""
+def _prepare(
+    index: int, spec: Spec, rotated_bytes: int, limit_bytes: int, device: Device, report: Report
+) -> _Seat | Timing:
+    """Return a spec warmed up and ready to be timed, or a timing with the reason why it cannot be.
+
+    Raises:
+        DeviceLost: see `sit`; the timing is reported.
+    """
     try:
         error = None
         if spec.block.calls:
-            prepared, error = variants.prepare(spec, rotated_bytes, limit_bytes)
+            prepared, error = variants.prepare(spec, rotated_bytes, limit_bytes, device)
         else:
-            prepared = torchcalls.overhead(spec.variant)
-        seat = _Seat(index, spec, prepared, error_max=error)
+            prepared = torchcalls.overhead(spec.variant, device)
+        seat = _Seat(index, spec, prepared, device, error_max=error)
         _warm_up(seat)
     except (NotTimeable, PluginError) as problem:
         return untimed(spec, Status.FAILED, str(problem))
@@ -177,54 +216,67 @@ def _prepare(index: int, spec: Spec, rotated_bytes: int, limit_bytes: int) -> _S
     except MemoryError as problem:
         return untimed(spec, Status.TOO_LARGE, str(problem))
     except Exception as problem:
-        message = str(problem).strip().split("\n")[0][:200]
-        if "can't allocate memory" in str(problem) or "not enough memory" in str(problem):
-            return untimed(spec, Status.TOO_LARGE, message)
-        return untimed(spec, Status.FAILED, f"{type(problem).__name__}: {message}")
+        return _failed(index, spec, device, problem, report)
     return seat
+
+
+def _failed(index: int, spec: Spec, device: Device, problem: Exception, report: Report) -> Timing:
+    """Return the timing of a spec that raised; if the device is lost for this process, report it and say so."""
+    message = str(problem).strip().split("\n")[0][:200]
+    fault = device.fault(problem)
+    if fault is Fault.OUT_OF_MEMORY:
+        return untimed(spec, Status.TOO_LARGE, message)
+    timing = untimed(spec, Status.FAILED, f"{type(problem).__name__}: {message}")
+    if fault is Fault.LOST:
+        report(index, timing)
+        raise DeviceLost(message) from problem
+    return timing
+
+
+def _batch(seat: _Seat, report: Report) -> bool:
+    """Time one more batch, and return whether that was possible; if not, report why."""
+    try:
+        seat.batch()
+    except Exception as problem:
+        if seat.device.is_host:  # what ends this process is found out by its parent
+            raise
+        report(seat.index, _failed(seat.index, seat.spec, seat.device, problem, report))
+        return False
+    return True
 
 
 def _warm_up(seat: _Seat) -> None:
     """Run until two batches agree within a tenth, or for `WARM_UP_NS`, and set the number of calls per batch."""
-    prepared = seat.prepared
+    prepared, most = seat.prepared, seat.most_calls
     start, previous = time.perf_counter_ns(), 0.0
     with torch.inference_mode(), prepared.context():
         while True:
-            elapsed_ns = _run(prepared, seat.calls)
+            elapsed_ns = _run(prepared, seat.calls, seat.device).ns
             per_call = elapsed_ns / seat.calls
             steady = previous and abs(per_call - previous) <= 0.1 * previous
-            if (steady and elapsed_ns >= BATCH_NS / 2) or time.perf_counter_ns() - start > WARM_UP_NS:
+            full = elapsed_ns >= BATCH_NS / 2 or (not seat.device.is_host and seat.calls == most)
+            if (steady and full) or time.perf_counter_ns() - start > WARM_UP_NS:
                 break
             previous = per_call
             calls = math.ceil(BATCH_NS / max(per_call, 1.0))
-            seat.calls = max(1, min(calls, seat.calls * 10, prepared.most or calls))
+            seat.calls = max(1, min(calls, seat.calls * 10, most or calls))
     calls = math.ceil(BATCH_NS / max(per_call, 1.0))
-    seat.calls = max(1, min(calls, prepared.most or calls))
+    seat.calls = max(1, min(calls, most or calls))
 
 
-def _run(prepared: Prepared, calls: int) -> int:
-    """Return the nanoseconds of `calls` calls."""
+def _run(prepared: Prepared, calls: int, device: Device) -> Elapsed:
+    """Return the time of `calls` calls on a device."""
     if prepared.timed is not None:
-        return prepared.timed(calls)
-    function, argument_lists = prepared.function, prepared.arguments(calls)
-    prepared.chill()
-    clock = time.perf_counter_ns
-    if calls == 1:
-        (arguments,) = argument_lists
-        start = clock()
-        function(*arguments)
-        return clock() - start
-    start = clock()
-    for arguments in argument_lists:
-        function(*arguments)
-    return clock() - start
+        elapsed = prepared.timed(calls)
+        return elapsed if isinstance(elapsed, Elapsed) else Elapsed(elapsed, elapsed)
+    return device.timed(prepared.function, prepared.arguments(calls), prepared.before)
 
 
-def _empty_call_ns() -> float:
+def _empty_call_ns(device: Device) -> float:
     """Return the nanoseconds per call of an operator that does nothing."""
-    empty = torchcalls.overhead("overhead/op_call")
+    empty, calls = torchcalls.overhead("overhead/op_call", device), min(200, device.most_calls or 200)
     with torch.inference_mode():
-        return min(_run(empty, 200) / 200 for _ in range(5))
+        return min(_run(empty, calls, device).ns / calls for _ in range(5))
 
 
 def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
@@ -238,7 +290,10 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
     if seat.spec.block.calls and mean <= floor:
         status = Status.QUICK
         reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")
-    return replace(
+    on_device = {} if seat.device.is_host else _on_device(seat, mean)
+    if seat.waits:
+        reasons.append("the device waits for the host in each call")
+    timing = replace(
         untimed(seat.spec, status, "; ".join(reasons)),
         samples=len(seat.batches),
         trimmed_ns=mean,
@@ -251,14 +306,37 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
         taken_ns=time.time_ns(),
         xsp=__version__,
     )
+    return replace(timing, **on_device)
+
+
+def _on_device(seat: _Seat, mean: float) -> dict[str, Any]:
+    """Return the fields of a timing that only an accelerator has: its own time, that of cold caches, what it ran."""
+    prepared, device = seat.prepared, seat.device
+    facts: dict[str, Any] = {"device_ns": mean, "host_ns": statistics.median(seat.issues)}
+    if prepared.timed is not None:
+        return facts
+    with contextlib.suppress(Exception), torch.inference_mode(), prepared.context():
+        buffer = device.eviction_buffer(device.rotated_bytes()) if prepared.flush is None else prepared.flush
+        cold = device.timed(prepared.function, prepared.arguments(COLD_CALLS), lambda: buffer.add_(1))
+        facts["cold_ns"] = cold.ns / COLD_CALLS
+
+        def call() -> object:
+            (arguments,) = prepared.arguments(1)
+            return prepared.function(*arguments)
+
+        facts["workspace_bytes"] = device.workspace_bytes(call)
+        facts["kernels"] = device.kernels(call)
+    return facts
 
 
 class Canaries:
     """Fixed work whose time should not change: a matrix product, a copy, a convolution."""
 
-    def __init__(self) -> None:
-        matrix, image = torch.ones(256, 256), torch.ones(1, 32, 56, 56)
-        kernel, source = torch.ones(32, 32, 3, 3), torch.ones(1 << 20)
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device or Processor()
+        place = self._device.torch_name
+        matrix, image = torch.ones(256, 256, device=place), torch.ones(1, 32, 56, 56, device=place)
+        kernel, source = torch.ones(32, 32, 3, 3, device=place), torch.ones(1 << 20, device=place)
         target = torch.empty_like(source)
         self._work: list[Callable[[], object]] = [
             lambda: torch.mm(matrix, matrix),
@@ -279,12 +357,6 @@ class Canaries:
         drifts: list[float] = [max(times) / min(times) for times in zip(*self._rounds, strict=True)]
         return max(drifts)
 
-    @staticmethod
-    def _once(work: Callable[[], object]) -> float:
+    def _once(self, work: Callable[[], object]) -> float:
         work()
-        samples: list[int] = []
-        for _ in itertools.repeat(None, 9):
-            start = time.perf_counter_ns()
-            work()
-            samples.append(time.perf_counter_ns() - start)
-        return float(statistics.median(samples))
+        return float(statistics.median(self._device.timed(work, [()]).ns for _ in range(9)))

@@ -15,7 +15,7 @@ AS_RUN = "as-run"
 """The variant that a framework takes by default."""
 
 
-OTHER_PRECISION = frozenset(["autocast-bfloat16"])
+OTHER_PRECISION = frozenset(["autocast-bfloat16", "tf32"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
 
 RUNTIMES = "xsp.runtimes"
@@ -165,6 +165,12 @@ class Timing:
     """Time of measurement, in nanoseconds since the epoch."""
 
     xsp: str = ""
+
+    cold_ns: float | None = None
+    """Time on the device after its caches held other data, in another state than `cold`; None for a processor."""
+
+    workspace_bytes: int | None = None
+    """Memory beside inputs and outputs that a run holds at most, if the device knows it."""
 
     @property
     def is_timed(self) -> bool:

@@ -19,7 +19,8 @@ WIDTH = 25
 MOST_REASONS = 5
 FIGURES = (
     "key", "op", "variant", "state", "threads", "runtime", "status", "reason", "samples", "trimmed_ns", "low_ns",
-    "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns",
+    "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns", "cold_ns",
+    "workspace_bytes", "kernels",
 )  # fmt: skip
 
 Pairs = Sequence[tuple[Spec, int]]
@@ -56,14 +57,17 @@ def fill_document(
     ]
     parts: list[Part] = [Text(text) for text in texts if text]
     if timed:
+        on_device = timings.environment.device is not None
         rows = tuple(
             (_label(timing), count, timing.trimmed_ns,
              100 * (timing.half_ns or 0.0) / timing.trimmed_ns if timing.trimmed_ns else None,
              (timing.trimmed_ns or 0.0) * count,
+             *((timing.cold_ns, timing.host_ns) if on_device else ()),
              f"{'' if timing.variant == AS_RUN else f'{timing.variant} '}{timing.state.value} {timing.threads}")
             for timing, count in timed
         )  # fmt: skip
-        columns = ("operators, shapes", "count", "time_ns", "±_percent", "all_ns", "conditions")
+        sides = ("cold_ns", "issue_ns") if on_device else ()
+        columns = ("operators, shapes", "count", "time_ns", "±_percent", "all_ns", *sides, "conditions")
         parts.append(Table(columns, rows))
     parts += map(Text, _reasons((timing, count) for timing, count in entries if not timing.is_timed))
     drift = max((timing.canary_ratio or 1 for timing in new_timings), default=1)
@@ -102,7 +106,9 @@ def short(op: str, width: int = WIDTH) -> str:
 
 
 def _overheads(timings: Timings, pairs: Pairs) -> list[str]:
-    lines = []
+    lines: list[str] = []
+    if timings.environment.device is not None:
+        return lines
     for threads in sorted({spec.threads for spec, _ in pairs}):
         measured = timings.of(overheads(threads)).values()
         parts = [
@@ -172,6 +178,7 @@ def fill_as_json(
     return {
         "source": name,
         "environment": timings.environment.hash,
+        "device": timings.environment.device_name,
         "folder": str(timings.folder),
         "blocks": sum(count for _, count in pairs),
         "unique": len(pairs),
@@ -182,13 +189,15 @@ def fill_as_json(
         "coverage_percent_of_blocks": round(100 * calls, 2),
         "coverage_percent_of_expected_time": round(100 * expected, 2),
         "timings": [{**figures(timing), "count": count} for timing, count in entries],
-        "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs)).values()],
+        "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs, timings)).values()],
         "processor_note": timings.environment.processor_note,
         "problems": list(timings.problems),
     }
 
 
-def _all_overheads(pairs: Pairs) -> list[Spec]:
+def _all_overheads(pairs: Pairs, timings: Timings) -> list[Spec]:
+    if timings.environment.device is not None:  # there the host's time is that of issuing the whole step
+        return []
     return [overhead for threads in sorted({spec.threads for spec, _ in pairs}) for overhead in overheads(threads)]
 
 

@@ -36,11 +36,14 @@ MARK = "xsp_timings"
 VERSION = 1
 
 _TYPES = {
-    "threads": "INTEGER", "samples": "INTEGER", "taken_ns": "BIGINT",
+    "threads": "INTEGER", "samples": "INTEGER", "taken_ns": "BIGINT", "workspace_bytes": "BIGINT",
     **dict.fromkeys(
-        "trimmed_ns low_ns high_ns least_ns host_ns device_ns error_max canary_ratio".split(), "DOUBLE"
+        "trimmed_ns low_ns high_ns least_ns host_ns device_ns error_max canary_ratio cold_ns".split(), "DOUBLE"
     ),
 }  # fmt: skip
+
+_LATER = ("cold_ns", "workspace_bytes")
+"""Columns that files of an earlier version lack; the seal of their rows is of the others."""
 
 COLUMNS = (
     *(Column(field.name, _TYPES.get(field.name, "VARCHAR"), "") for field in fields(Timing)),
@@ -101,6 +104,12 @@ class Timings:
             if len(matches) != 1:
                 names = ", ".join(available) or "none"
                 raise BenchError(f"{path}: {like!r} is not one environment; there are {names}: see `xsp bench --list`")
+            theirs, ours = available[matches[0]], timings.environment
+            if (theirs.device, ours.device) != (None, None) and theirs.device_name != ours.device_name:
+                raise BenchError(
+                    f"the timings of environment {matches[0]} are of {theirs.device_name}, not of {ours.device_name}: "
+                    "they cannot replace its own"
+                )
             timings.like = matches[0]
             timings._borrowed = timings._read(matches[0])
         return timings
@@ -228,10 +237,9 @@ class Timings:
         Raises:
             BenchError: the file holds no timings, is damaged, or has no valid row.
         """
-        columns = ", ".join(column.name for column in COLUMNS)
         con = table.connect()
         try:
-            records = con.execute(f"SELECT {columns}, described FROM {_parquet(path)}").fetchall()
+            records = _records(con, path, "described")
         except duckdb.Error as error:
             reason = str(error).splitlines()[0][:160]
             raise BenchError(
@@ -241,14 +249,15 @@ class Timings:
             con.close()
         by_environment: dict[str, list[Timing]] = {}
         descriptions: dict[str, Environment] = {}
-        for *row, described in records:
+        for row in records:
+            described = row.pop("described")
             try:
                 timing = _timing(row)
                 environment = descriptions.get(described) or _environment(json.loads(described))
                 if environment.hash != timing.environment:
                     raise ValueError("its environment does not match its hash")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._add_problem(f"{path}: {row[2]} ({str(row[0])[:8]}): {error}")
+                self._add_problem(f"{path}: {row['op']} ({str(row['key'])[:8]}): {error}")
                 continue
             descriptions[described] = environment
             by_environment.setdefault(timing.environment, []).append(timing)
@@ -299,7 +308,7 @@ class Timings:
                 if timing.environment != environment:
                     raise ValueError(f"it belongs to environment {timing.environment}")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._add_problem(f"{part}: {row[2]} ({str(row[0])[:8]}): {error}")
+                self._add_problem(f"{part}: {row['op']} ({str(row['key'])[:8]}): {error}")
                 continue
             valid.append(timing)
         return valid, rows is not None and len(valid) == len(rows)
@@ -317,11 +326,10 @@ class Timings:
             return None
         return environment
 
-    def _rows(self, part: Path) -> Sequence[Sequence[Any]] | None:
+    def _rows(self, part: Path) -> list[dict[str, Any]] | None:
         con = table.connect()
         try:
-            columns = ", ".join(column.name for column in COLUMNS)
-            return con.execute(f"SELECT {columns} FROM {_parquet(part)}").fetchall()
+            return _records(con, part)
         except (duckdb.Error, OutputError) as error:
             if not os.path.lexists(part):  # another process has merged it with others
                 return []
@@ -384,16 +392,27 @@ def _row(timing: Timing) -> tuple[Any, ...]:
     return (*values.values(), _seal(tuple(values.values())))
 
 
-def _timing(row: Sequence[Any]) -> Timing:
+def _records(con: duckdb.DuckDBPyConnection, path: Path, *others: str) -> list[dict[str, Any]]:
+    """Return the rows of a file; columns that came later are absent in older files.
+
+    Raises:
+        duckdb.Error: the file cannot be read, or lacks columns that all files have.
+    """
+    present = {row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {_parquet(path)}").fetchall()}
+    names = [column.name for column in COLUMNS if column.name in present or column.name not in _LATER]
+    rows = con.execute(f"SELECT {', '.join((*names, *others))} FROM {_parquet(path)}").fetchall()
+    return [dict(zip((*names, *others), row, strict=True)) for row in rows]
+
+
+def _timing(row: Mapping[str, Any]) -> Timing:
     """Return the timing of a row.
 
     Raises:
         ValueError: the row was changed, or its key does not match its calls.
     """
-    *values, seal = row
-    if seal != _seal(values):
+    arguments = {name: value for name, value in row.items() if name != "seal"}
+    if row["seal"] != _seal(tuple(arguments.values())):
         raise ValueError("this timing was changed")
-    arguments = dict(zip((field.name for field in fields(Timing)), values, strict=True))
     arguments |= {"state": CacheState(arguments["state"]), "status": Status(arguments["status"])}
     timing = Timing(**{**arguments, "kernels": tuple(map(str, json.loads(arguments["kernels"])))})
     spec_of(timing)

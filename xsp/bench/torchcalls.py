@@ -18,6 +18,8 @@ import torch
 from xsp.bench import inputs
 from xsp.bench.inputs import NotTimeable, Rule
 from xsp.bench.spec import CacheState, Spec, missing_input_reason
+from xsp.device.contract import Device, Elapsed
+from xsp.device.processor import Processor
 from xsp.graph.blocks import Block
 from xsp.graph.node import OBJECT, Call, Tensor
 from xsp.graph.recorder import flat_tensors
@@ -48,7 +50,7 @@ class Prepared:
     flush: torch.Tensor | None = None
     """Buffer that is overwritten before each call in state `cold`."""
 
-    timed: Callable[[int], int] | None = None
+    timed: Callable[[int], int | Elapsed] | None = None
     """Function that runs a number of calls and returns their nanoseconds, for work that times itself."""
 
     most_calls: int | None = None
@@ -83,8 +85,13 @@ class Prepared:
         if self.flush is not None:
             self.flush.add_(1)
 
+    @property
+    def before(self) -> Callable[[], None] | None:
+        """What precedes each timed call, see `xsp.device.contract.Device.timed`."""
+        return None if self.flush is None else self.chill
 
-def self_timed(timed: Callable[[int], int], most_calls: int | None = None) -> Prepared:
+
+def self_timed(timed: Callable[[int], int | Elapsed], most_calls: int | None = None) -> Prepared:
     """Return work that times itself, ready to be timed: `timed` returns the nanoseconds of a number of calls."""
     return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls)
 
@@ -94,7 +101,7 @@ class Torch:
 
     name = "torch"
 
-    def prepare(self, spec: Spec, rotated_bytes: int, limit_bytes: int) -> Prepared:
+    def prepare(self, spec: Spec, rotated_bytes: int, limit_bytes: int, device: Device | None = None) -> Prepared:
         """Return a block with its inputs.
 
         Args:
@@ -102,6 +109,7 @@ class Torch:
             rotated_bytes: total bytes of the copies of weights in state `chain`, and of the buffer that is overwritten
                 in state `cold`: more than the caches hold.
             limit_bytes: most bytes that inputs and outputs may take.
+            device: where they are; default: the processor.
 
         Raises:
             NotTimeable: the block cannot be run on its own.
@@ -119,10 +127,10 @@ class Torch:
             raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
         if copies > 1:
             copies = max(1, min(copies, (limit_bytes - input_bytes - output_bytes) // weight_bytes))
-        return self._made(spec, source, copies, rotated_bytes)
+        return self._made(spec, source, copies, rotated_bytes, device or Processor())
 
-    def _made(self, spec: Spec, source: BlockSource, copies: int, rotated_bytes: int) -> Prepared:
-        values = inputs.Values()
+    def _made(self, spec: Spec, source: BlockSource, copies: int, rotated_bytes: int, device: Device) -> Prepared:
+        values = inputs.Values(device=device)
         shared: dict[int, list[torch.Tensor]] = {}
         sets, originals = [], []
         for index in range(copies):
@@ -141,21 +149,24 @@ class Torch:
             sets.append(tuple(arguments))
         guessed = sorted({call.op for call in spec.block.calls if call.op in source.guessed})
         notes = f"inputs of {', '.join(guessed)} are zeros: no rule for their values is known" if guessed else ""
-        return Prepared(source.function(), sets, originals, notes, flush=flush_buffer(spec, rotated_bytes))
+        return Prepared(source.function(), sets, originals, notes, flush=flush_buffer(spec, rotated_bytes, device))
 
 
-def flush_buffer(spec: Spec, rotated_bytes: int) -> torch.Tensor | None:
+def flush_buffer(spec: Spec, rotated_bytes: int, device: Device | None = None) -> torch.Tensor | None:
     """Return the buffer that is overwritten before each call in state `cold`; None in other states."""
-    return torch.zeros(rotated_bytes // 4) if spec.state is CacheState.COLD else None
+    if spec.state is not CacheState.COLD:
+        return None
+    buffer: torch.Tensor = (device or Processor()).eviction_buffer(rotated_bytes)
+    return buffer
 
 
-def overhead(name: str) -> Prepared:
+def overhead(name: str, device: Device | None = None) -> Prepared:
     """Return the call of a module or of an operator that does no work, ready to be timed.
 
     Raises:
         NotTimeable: there is no overhead of this name.
     """
-    tensor = torch.zeros(1)
+    tensor = torch.zeros(1, device=(device or Processor()).torch_name)
     if name == "overhead/module_call":
         return Prepared(torch.nn.Identity(), [(tensor,)])
     if name == "overhead/op_call":

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any
 
 from xsp import processes
-from xsp.bench.environment import caches
 from xsp.bench.spec import Spec, Status, Timing, slowdown_text, untimed
-from xsp.bench.worker import CELL
-from xsp.errors import BenchError
+from xsp.bench.worker import CELL, LEAST_KNOWN_BYTES, LOST
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
+from xsp.errors import BenchError, DeviceError
 from xsp.version import __version__
 
 _CODE = processes.call_code("xsp.bench.worker", "work")
@@ -34,9 +35,6 @@ GRACE_S = 3.0
 
 POLL_S = 0.5
 DISTURBED = 1.05
-
-MOST_ROTATED_BYTES = 64 << 20
-LEAST_ROTATED_BYTES = 16 << 20
 
 ProgressCallback = Callable[[Spec, int], None]
 """Callback with a timed spec, and the number of timed specs in the sitting."""
@@ -53,19 +51,24 @@ class Limits:
     """Bytes of its tensors and other allocations; default: half of the free memory."""
 
 
-def rotated_bytes() -> int:
-    """Return the total bytes of the copies of weights: a quarter more than the last-level cache, within limits."""
-    largest = max((size for _, size in caches()), default=LEAST_ROTATED_BYTES)
-    return min(max(largest * 5 // 4, LEAST_ROTATED_BYTES), MOST_ROTATED_BYTES)
-
-
 class Turns:
-    """A worker process that times sittings of specs with one number of threads."""
+    """A worker process that times sittings of specs with one number of threads on one device."""
 
-    def __init__(self, threads: int, limits: Limits = Limits()) -> None:
+    def __init__(self, threads: int, limits: Limits = Limits(), device: Device | None = None) -> None:
         self.threads = threads
         self.limits = limits
-        self.memory_bytes = limits.memory_bytes or (processes.free_memory_bytes() or 4 << 30) // 2
+        self.device = device or Processor()
+        self.memory_bytes = limits.memory_bytes or 0
+        """Most bytes of the tensors of a spec; of an accelerator only known once its process has started."""
+
+        self.rotated_bytes = 0
+        self._was_ready = False
+        self.lost = ""
+        """Why the device cannot be used any more; empty if it can."""
+
+        if self.device.is_host:
+            self.memory_bytes = self.memory_bytes or (self.device.free_bytes() or LEAST_KNOWN_BYTES) // 2
+            self.rotated_bytes = self.device.rotated_bytes()
         self._process: processes.WorkerProcess | None = None
 
     def __enter__(self) -> Turns:
@@ -120,18 +123,24 @@ class Turns:
         pending = list(specs)
         timings: list[Timing] = []
         while pending and time.monotonic() < deadline:
-            process = self._process or self._start_and_wait()
+            try:
+                process = self._process or self._start_and_wait()
+            except DeviceError as error:
+                if not self._was_ready:
+                    raise
+                self.lost = str(error)  # it was there: what was timed before counts
+                break
             request = {
                 "specs": [spec.to_plain() for spec in pending],
                 "seconds": max(0.0, deadline - time.monotonic()),
-                "rotated_bytes": rotated_bytes(),
+                "rotated_bytes": self.rotated_bytes,
                 "seed": seed,
             }
             self._cell[:] = CELL.pack(-1, 0)
             self._requested_at = time.monotonic()
             process.ask(request)
             answers, ratio = self._answers(process, pending, deadline, on_progress, len(timings))
-            timings += [_with_drift(timing, ratio) for timing in answers.values()]
+            timings += [_with_drift(timing, ratio, self._note) for timing in answers.values()]
             if ratio is not None:
                 break
             crashed = self._handle_crash(pending, answers)
@@ -151,12 +160,14 @@ class Turns:
     ) -> tuple[dict[int, Timing], float | None]:
         """Return the timings by index, and the drift of the canaries; None if the process did not end the sitting."""
         by_index: dict[int, Timing] = {}
+        self._note = ""
         while True:
             ended = process.has_ended()  # checked before reading, so that its last answers are read first
             line = process.answer(time.monotonic() + POLL_S)
             if line:
                 answer = json.loads(line)
                 if "canary_ratio" in answer:
+                    self._note = answer["note"]
                     return by_index, float(answer["canary_ratio"])
                 index = answer["place"]
                 by_index[index] = _timing(specs[index], answer["timing"])
@@ -179,7 +190,7 @@ class Turns:
         index, since = CELL.unpack(self._cell[:])
         code = self._end()
         if since == 0 or not 0 <= index < len(specs) or index in answers:
-            if is_late or answers:  # the others are timed in another process
+            if is_late or answers or code == LOST:  # the others are timed in another process
                 return None
             raise BenchError(f"the timing process ended unexpectedly ({processes.exit_description(code)})")
         if is_late and time.monotonic() - since / 1e9 <= self.limits.seconds:
@@ -195,15 +206,27 @@ class Turns:
         )
 
     def _start_and_wait(self) -> processes.WorkerProcess:
-        """Return a process that has imported torch."""
+        """Return a process that has imported torch and can use the device.
+
+        Raises:
+            DeviceError: it cannot.
+            BenchError: it does not start.
+        """
         process = self._start()
+        process.ask({"device": self.device.id})
         deadline = time.monotonic() + START_S
-        while not process.answer(time.monotonic() + POLL_S):
+        while not (line := process.answer(time.monotonic() + POLL_S)):
             is_late = time.monotonic() > deadline
             if is_late or process.has_ended():
                 code = self._end()
                 reason = f"it was not ready within {START_S:.0f} s" if is_late else processes.exit_description(code)
                 raise BenchError(f"the timing process did not start ({reason}); `xsp doctor` says what is missing")
+        answer = json.loads(line)
+        if "obstacle" in answer:
+            self._end()
+            raise DeviceError(answer["obstacle"])
+        self._was_ready = True
+        self.memory_bytes, self.rotated_bytes = answer["memory_bytes"], answer["rotated_bytes"]
         return process
 
     def _start(self) -> processes.WorkerProcess:
@@ -232,12 +255,12 @@ def _timing(spec: Spec, values: dict[str, Any]) -> Timing:
     return replace(untimed(spec), **fields)
 
 
-def _with_drift(timing: Timing, ratio: float | None) -> Timing:
-    """Return a timing with the drift of its whole sitting."""
+def _with_drift(timing: Timing, ratio: float | None, note: str = "") -> Timing:
+    """Return a timing with the drift of its whole sitting, and a note on the device during it."""
     ratio = max(filter(None, (ratio, timing.canary_ratio)), default=None)
     if timing.trimmed_ns is None or ratio is None:
         return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
-    reasons = [timing.reason] if timing.reason else []
+    reasons = [text for text in (timing.reason, note) if text]
     if ratio >= DISTURBED:
         reasons.append(f"disturbed: fixed work beside it took {slowdown_text(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))

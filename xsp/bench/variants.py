@@ -8,7 +8,8 @@ that: how far their results are from those of the block as it runs is stored wit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from xsp import plugins
+from xsp.bench.environment import Environment
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, Spec
 from xsp.bench.torchcalls import Prepared
+from xsp.device.contract import Device
 from xsp.graph.node import Tensor
 from xsp.graph.recorder import flat_tensors
 
@@ -47,6 +50,14 @@ class Variant:
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
+    on_host: bool | None = None
+    """Whether it is only of a device that is the host, or only of others; None for any."""
+
+    def is_for(self, environment: Environment | None) -> bool:
+        """Return whether the variant exists on the device of an environment; None is the processor."""
+        is_host = environment is None or environment.device is None
+        return self.on_host in (None, is_host)
+
 
 def _inputs(spec: Spec) -> Iterable[Tensor]:
     return (tensor for call in spec.block.calls for tensor in call.inputs)
@@ -73,6 +84,10 @@ def _uses_onednn(spec: Spec) -> bool:
     return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
 
 
+def _has_convolution(spec: Spec) -> bool:
+    return "conv" in spec.block.op
+
+
 def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
@@ -86,9 +101,11 @@ VARIANTS: Mapping[str, Variant] = {
     for variant in (
         Variant("channels-last", _has_plane, arrange=_channels_last),
         Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
-        Variant("onednn-off", _uses_onednn, context=lambda: torch.backends.mkldnn.flags(enabled=False)),
+        Variant("onednn-off", _uses_onednn, lambda: torch.backends.mkldnn.flags(enabled=False), on_host=True),
+        Variant("cudnn-benchmark", _has_convolution, lambda: torch.backends.cudnn.flags(benchmark=True), on_host=False),
         Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
         Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),
+        Variant("attention-efficient", _has_attention, _backend(SDPBackend.EFFICIENT_ATTENTION), on_host=False),
     )
 }
 
@@ -99,6 +116,20 @@ def _has_products(spec: Spec) -> bool:
     return any(word in spec.block.op for word in words) and any(tensor.dtype == "float32" for tensor in _inputs(spec))
 
 
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """Let products and convolutions of float32 use the tensor cores."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = True
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
+
+
 PRECISIONS: Mapping[str, Variant] = {
     variant.name: variant
     for variant in (
@@ -106,7 +137,9 @@ PRECISIONS: Mapping[str, Variant] = {
             "autocast-bfloat16",
             lambda spec: torch.amp.is_autocast_available("cpu") and _has_products(spec),
             context=lambda: torch.autocast("cpu", torch.bfloat16),
+            on_host=True,
         ),
+        Variant("tf32", _has_products, _tf32, on_host=False),
     )
 }
 """Variants that change numbers: not part of `--variants all`, and never in a bound."""
@@ -117,8 +150,16 @@ def variant_by_name(name: str) -> Variant | None:
     return VARIANTS.get(name) or PRECISIONS.get(name)
 
 
-def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared, float | None]:
+def prepare(
+    spec: Spec, rotated_bytes: int, limit_bytes: int, device: Device | None = None
+) -> tuple[Prepared, float | None]:
     """Return a spec ready to be called, and the error of its variant's results; None if it has no variant.
+
+    Args:
+        spec: spec to prepare.
+        rotated_bytes: see `xsp.bench.torchcalls.Torch.prepare`, like `limit_bytes`.
+        limit_bytes: most bytes of its tensors.
+        device: where it runs; default: the processor.
 
     Raises:
         NotTimeable: the block cannot be run on its own, or the variant changes nothing.
@@ -127,7 +168,12 @@ def prepare(spec: Spec, rotated_bytes: int, limit_bytes: int) -> tuple[Prepared,
         PluginError: there is no such runtime, or it cannot be imported.
     """
     runtime = plugins.load(RUNTIMES, spec.runtime)()
-    prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
+    if device is None or device.is_host:
+        prepared: Prepared = runtime.prepare(spec, rotated_bytes, limit_bytes)
+    elif "device" in inspect.signature(runtime.prepare).parameters:
+        prepared = runtime.prepare(spec, rotated_bytes, limit_bytes, device)
+    else:
+        raise NotTimeable(f"the runtime {spec.runtime} runs on the processor only")
     if spec.variant == AS_RUN:
         return prepared, None
     variant = variant_by_name(spec.variant)

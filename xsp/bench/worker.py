@@ -11,37 +11,44 @@ import struct
 import sys
 import time
 import warnings
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xsp import processes
 from xsp.bench.spec import Spec, Timing
 
+if TYPE_CHECKING:
+    from xsp.device.contract import Device
+
 CELL = struct.Struct("qq")
 """Place of the running spec, and the start of its run in nanoseconds of the monotonic clock."""
 
-EXTRA_BYTES = 1 << 30
-"""Bytes that libraries may take in addition to the tensors of a block: pools, kernel caches, work space."""
+LOST = 3
+"""Exit code of a worker whose device is lost to it."""
+
+LEAST_KNOWN_BYTES = 4 << 30
+"""Bytes that are taken to be free if the system does not say how many are."""
 
 
 def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -> None:
     """Report that the process is ready, then time the sittings that arrive on stdin, one per line.
 
+    The first line names the device. If it cannot be used, the reason is the only answer.
+
     Args:
         parent: process ID of the parent; this process ends with it.
         threads: number of torch threads.
         cell: file to map, which records the running spec: the parent reads it if this process crashes.
-        limit_bytes: most bytes that tensors may take.
+        limit_bytes: most bytes that tensors may take; 0 for half of the memory of the device that is free.
         answers: descriptor to which answers are written.
     """
     processes.end_with_parent(parent)
     import torch
 
-    from xsp.bench import rounds  # noqa: F401  slow to import, so done before the process reports that it is ready
+    from xsp.bench import rounds
+    from xsp.device import devices
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    _limit(limit_bytes)
     with os.fdopen(answers, "wb", buffering=0) as stream, mmap.mmap(cell, CELL.size) as running:
 
         def mark(place: int) -> None:
@@ -50,14 +57,26 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
         def send(answer: dict[str, Any]) -> None:
             stream.write(json.dumps(answer).encode() + b"\n")
 
-        send({"ready": True})
+        device = devices.of(json.loads(sys.stdin.readline())["device"])
+        reason = device.obstacle()
+        if reason is not None:
+            send({"obstacle": reason})
+            return
+        # the parent must not ask an accelerator for its memory: that would take some of it
+        limit_bytes = limit_bytes or (device.free_bytes() or LEAST_KNOWN_BYTES) // 2
+        device.begin(limit_bytes)
+        send({"ready": True, "memory_bytes": limit_bytes, "rotated_bytes": device.rotated_bytes()})
         for line in sys.stdin:
             request = json.loads(line)
             mark(-1)
-            _sit(request, mark, send, limit_bytes)
+            try:
+                _sit(request, mark, send, limit_bytes, device)
+            except rounds.DeviceLost:  # another process gets it anew, if it still answers
+                stream.close()
+                os._exit(LOST)  # libraries that find the device lost may wait for it at the exit
 
 
-def _sit(request: dict[str, Any], mark: Any, send: Any, limit_bytes: int) -> None:
+def _sit(request: dict[str, Any], mark: Any, send: Any, limit_bytes: int, device: Device) -> None:
     from xsp.bench import rounds
 
     specs = [Spec.from_plain(spec) for spec in request["specs"]]
@@ -69,21 +88,9 @@ def _sit(request: dict[str, Any], mark: Any, send: Any, limit_bytes: int) -> Non
         rotated_bytes=request["rotated_bytes"],
         limit_bytes=limit_bytes,
         seed=request["seed"],
+        device=device,
     )
-    send({"canary_ratio": ratio})
-
-
-def _limit(limit_bytes: int) -> None:
-    """Make allocations fail beyond the limit of this process, before the system kills it or another process."""
-    try:
-        import resource
-
-        status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        current = int(next(line.split()[1] for line in status if line.startswith("VmData"))) * 1024
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (current + limit_bytes + EXTRA_BYTES, hard))
-    except (ImportError, OSError, ValueError, StopIteration):  # not on Linux: only the footprint is checked
-        return
+    send({"canary_ratio": ratio, "note": device.disturbance()})
 
 
 def to_plain(timing: Timing) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xsp.bound.totals import Figure
-from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
 from xsp.graph import work
 from xsp.graph.node import Graph, Node, NodeKind
 
@@ -28,20 +29,15 @@ COMMUNICATION = ("c10d::", "_c10d_functional::", "record_param_comms")
 NO_SHAPES = "no shapes"
 
 
-def of_machine(may_measure: bool, again: bool = False) -> Ceiling | str:
-    """Return the ceilings of this machine; a reason if they are unknown.
+def of_machine(may_measure: bool, again: bool = False, device: Device | None = None) -> Ceiling | str:
+    """Return the ceilings of a device of this machine; a reason if they are unknown.
 
     Args:
         may_measure: measure them now if that was never done.
         again: measure them now in any case; the highest rates of all measurements count.
+        device: default: the processor.
     """
-    name = machine.cpu_model() or "cpu"
-    result = ceilings.of_machine(name)
-    if again or (result is None and may_measure):
-        ceilings_by_name = {ceiling.name: ceiling for ceiling in ceilings.measure(name)}
-        ceilings.store(ceilings_by_name)
-        result = ceilings.of_machine(name) or ceilings_by_name.get(name)
-    return result or "the peak rates of this machine were not measured: xsp doctor --measure"
+    return (device or Processor()).ceiling(may_measure, again)
 
 
 def figures(

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from xsp.bench.plan import effective_state
+from xsp.bench.environment import Environment
+from xsp.bench.plan import default_threads, effective_state
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
 from xsp.bound.totals import MIN_COVERAGE, Coverage, Figure, coverage, half
 from xsp.errors import GraphError
 from xsp.graph.blocks import Block, block, windows
 from xsp.graph.node import Graph
-from xsp.processes import cores
 
 DRAWS = 201
 """Number of covers that are drawn, with equal probability, for the spread."""
@@ -47,10 +47,13 @@ class Conditions:
 
     variant: str = AS_RUN
     runtime: str = "torch"
+    environment: Environment | None = None
+    """That of the timings, if they are of another device than the processor."""
 
     def spec(self, graph: Graph, piece: Block) -> Spec:
         """Return the spec of a block of a graph."""
-        return Spec(piece, self.variant, effective_state(graph, self.state), self.threads or cores(), self.runtime)
+        state = effective_state(graph, self.state, self.environment)
+        return Spec(piece, self.variant, state, self.threads or default_threads(self.environment), self.runtime)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@
 | blocks | as part of a block of several calls | neighbours |
 | with framework | plus calls of modules and views, at the time of empty ones | framework |
 | in place | its time in the trace (used instead of timings if there are none) | kernel efficiency |
+| replayed | on an accelerator: the step captured once and replayed, without the host | neighbours |
+| issued | on an accelerator: the longer of what it and of what the host needs for the step | launches |
 | measured | the true step of the trace | page faults, where they were counted; waiting and interference |
 
 All rungs but the lowest add up single calls: the ceiling of a call contains the bytes of its intermediate results, and
@@ -45,12 +47,15 @@ class Rung(str, enum.Enum):
     BLOCKS = "blocks"
     FRAMEWORK = "with_framework"
     IN_PLACE = "in_place"
+    REPLAYED = "replayed"
+    ISSUED = "issued"
     MEASURED = "measured"
 
 
 NAMES: Mapping[Rung, str] = {
     Rung.FUSED: "fused ceiling", Rung.CEILING: "ceiling", Rung.BEST: "best", Rung.AS_RUN: "as run",
-    Rung.BLOCKS: "blocks", Rung.FRAMEWORK: "with framework", Rung.IN_PLACE: "in place", Rung.MEASURED: "measured",
+    Rung.BLOCKS: "blocks", Rung.FRAMEWORK: "with framework", Rung.IN_PLACE: "in place", Rung.REPLAYED: "replayed",
+    Rung.ISSUED: "issued", Rung.MEASURED: "measured",
 }  # fmt: skip
 
 BY_NODE = (Rung.CEILING, Rung.BEST, Rung.AS_RUN, Rung.IN_PLACE)
@@ -66,6 +71,9 @@ NEIGHBOURS = "neighbours"
 FRAMEWORK = "framework"
 WAITING = "waiting and interference"
 PAGE_FAULTS = "page faults"
+LAUNCHES = "launches"
+"""Time by which the host needs longer to issue a step than the device to do it."""
+
 IN_PLACE = "in place"
 """Time of a call in the trace beyond its timing alone."""
 
@@ -74,7 +82,7 @@ SCOPES = {
 }  # fmt: skip
 """What the figures of a bound are about, by the runtime of its timings."""
 
-ORDER = (INTERMEDIATE, KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, PAGE_FAULTS, WAITING)
+ORDER = (INTERMEDIATE, KERNEL, CHOICE, NEIGHBOURS, FRAMEWORK, IN_PLACE, LAUNCHES, PAGE_FAULTS, WAITING)
 """Names of differences from the ceiling up."""
 
 _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
@@ -91,7 +99,19 @@ _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
     (Rung.IN_PLACE, Rung.MEASURED): "framework and waiting",
     (Rung.AS_RUN, Rung.MEASURED): "framework and waiting",
     (Rung.BLOCKS, Rung.MEASURED): "framework and waiting",
+    (Rung.AS_RUN, Rung.REPLAYED): NEIGHBOURS,
+    (Rung.BLOCKS, Rung.REPLAYED): NEIGHBOURS,
+    (Rung.IN_PLACE, Rung.REPLAYED): NEIGHBOURS,
+    **{(rung, Rung.ISSUED): LAUNCHES for rung in (Rung.AS_RUN, Rung.BLOCKS, Rung.IN_PLACE, Rung.REPLAYED)},
+    (Rung.REPLAYED, Rung.MEASURED): "launches and waiting",
+    (Rung.ISSUED, Rung.MEASURED): WAITING,
 }
+
+WORTH_A_CAPTURE = 1.05
+"""Measured step ÷ work of the device, below which a capture gives nothing worth its trouble."""
+
+CAPTURES = dict.fromkeys(("cuda", "hip"), ' (CUDA graphs, torch.compile(mode="reduce-overhead"))')
+"""Kind of a device → how a program captures its steps."""
 
 Figures = Sequence[Figure | None]
 
@@ -183,6 +203,27 @@ class Bound:
         is_timed = self.rungs[Rung.AS_RUN.value].sequential is not None
         omitted = Rung.IN_PLACE if is_timed else Rung.FRAMEWORK
         return [rung for rung in Rung if rung is not omitted and self.rungs[rung.value].sequential is not None]
+
+    @property
+    def limit_text(self) -> str:
+        """What limits a step on an accelerator, and what its capture would give; empty if that is unknown."""
+        totals_ns = {rung: self.rungs[rung.value].sequential for rung in Rung}
+        step_ns, issue_ns = totals_ns[Rung.MEASURED], self.settings.get("issue_ns")
+        works = ((Rung.REPLAYED, "the device"), (Rung.IN_PLACE, "the device"), (Rung.AS_RUN, "its calls alone"))
+        known = ((ns, what) for rung, what in works if (ns := totals_ns[rung]))
+        work_ns, what = next(known, (0.0, ""))
+        if not step_ns or not work_ns or issue_ns is None:
+            return ""
+        if step_ns < WORTH_A_CAPTURE * work_ns:
+            largest = max(self.differences, key=lambda difference: difference.ns)
+            most = f"; the largest difference is {largest.name}, {ns_text(largest.ns)}"
+            return f"the device limits: {what} {ns_text(work_ns)} of {ns_text(step_ns)}{most}"
+        how, times = CAPTURES.get(str(self.settings.get("device_kind")), ""), step_ns / work_ns
+        if issue_ns > work_ns:
+            needs = f"it takes {ns_text(issue_ns)} to issue the step, and {what} {ns_text(work_ns)}"
+            return f"the host limits: {needs}; capture it{how}: up to {times:.1f} times as fast"
+        waits = f"the device waits {ns_text(step_ns - work_ns)} of {ns_text(step_ns)}"
+        return f"{waits}; capture it{how}: up to {times:.2f} times as fast"
 
     @property
     def scope(self) -> str:

@@ -140,6 +140,15 @@ def _model_graph(trace: Trace) -> Graph:
     return spans.of(trace)
 
 
+def model_of(source: Any, model_options: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and settings of a model that another process can build; None for other sources."""
+    if not isinstance(source, str) or ":" not in source or is_trace(source):
+        return None
+    names = ("batch", "train", "seed", "shape", "sequence", "prefill", "decode")
+    settings = {name: value for name in names if (value := model_options.get(name)) is not None}
+    return source, {**settings, "batch": settings.get("batch", 1)}
+
+
 def _model_of(trace: Trace) -> tuple[str, dict[str, Any]] | None:
     """Return the model that `xsp profile` ran, with its settings; None if the command of the run does not have it."""
     command = [str(word) for word in trace.run.get("command") or ()]

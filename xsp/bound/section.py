@@ -73,15 +73,17 @@ def _conditions(bound: Bound) -> Iterator[str]:
         conditions.append(phase(graph))
     elif graph.settings.get("train") is not None:
         conditions.append("training step" if graph.settings["train"] else "inference")
-    if settings.get("threads"):
+    if settings.get("threads") and not settings.get("device"):
         conditions.append(f"{settings['threads']} threads")
     if settings.get("state"):
         conditions.append(f"caches {settings['state']}")
     yield ", ".join(conditions)
     if settings.get("ceilings") is not None:
         yield f"ceilings of {settings['ceilings']['name']}"
-    if settings.get("processor_note"):
-        yield settings["processor_note"]
+    if settings.get("device"):
+        yield f"timings of {settings['machine']}"
+    if settings.get("processor_note") or bound.limit_text:
+        yield settings.get("processor_note") or bound.limit_text
     yield bound.scope_note
 
 
@@ -97,7 +99,8 @@ def _ladder(bound: Bound) -> Iterator[Part]:
         yield Chart("bars", "Ladder", "ms", labels, (bars,))
     timed = [] if is_foreign(bound) else [Rung.BEST, Rung.AS_RUN]
     requested = [Rung.BLOCKS] if bound.settings.get("granularity") else []
-    for rung in (Rung.CEILING, *timed, *requested, Rung.MEASURED):
+    whole = [Rung.REPLAYED, Rung.ISSUED] if bound.settings.get("device") else []
+    for rung in (Rung.CEILING, *timed, *requested, *whole, Rung.MEASURED):
         if rung not in totals and bound.absent.get(rung.value):
             yield Text(f"{NAMES[rung]}: {bound.absent[rung.value]}")
     if bound.differences:

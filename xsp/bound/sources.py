@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp import processes
-from xsp.bench.plan import MIN_SECONDS, runtime_of
-from xsp.bench.spec import slowdown_text
+from xsp.bench import steps
+from xsp.bench.plan import MIN_SECONDS, default_threads, effective_state, runtime_of
+from xsp.bench.spec import CacheState, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
-from xsp.bound import fused, ladder, planned, recordedcalls, timed, totals
+from xsp.bound import fused, ladder, planned, recordedcalls, targets, timed, totals
 from xsp.bound import join as joining
 from xsp.bound.ladder import NAMES, Bound, Hole, Rung
+from xsp.bound.targets import Target
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
+from xsp.device.contract import Device
 from xsp.errors import AnalysisError, GraphError, UsageError
 from xsp.graph.node import Graph
 
@@ -80,7 +83,8 @@ def of(
         args: positional arguments of a module.
         fill: seconds to spend on missing timings; default: none are taken.
         trace: a trace of a run of the same step, or its path, to compare with.
-        device: use the published peak rates of this device instead of those of this machine or run, without timings.
+        device: the device that the bound is of: one of this machine (`cuda:0`), with its timings and peak rates, or a
+            product (`H200`), with published peak rates and the timings of it in the folder; default: the processor.
         granularity: number of calls per block, for the rung `blocks`.
         timings: open timings, or their folder; default: the folder of this user.
         like: hash of an environment whose timings are used where this one has none.
@@ -93,18 +97,17 @@ def of(
     Raises:
         GraphError: there is no graph, or the trace is of another step.
         BenchError: timings cannot be read or taken.
-        AnalysisError: the device is unknown.
+        AnalysisError: the product is unknown.
+        DeviceError: there is no such device here, or it cannot be used.
         UsageError: `fill` is not above 0, or asks for timings of another device.
     """
     if fill is not None and not fill > 0:
         raise UsageError(f"{fill:g} seconds are too short: give a number above 0")
-    if device is not None and (fill is not None or granularity is not None):
-        raise UsageError("--device has quoted peak rates and no timings: omit --fill and --construct")
-    if device is not None:
-        ceilings.ceiling_by_user_name(device)  # an unknown device is refused before a graph is captured
-    like_timings = (
-        None if like is None or device is not None else timed.open_timings(timings, like)
-    )  # as is an unknown hash
+    # an unknown device or hash is refused before a graph is captured
+    target = targets.of(device, timings, like, is_filled=fill is not None, has_blocks=granularity is not None)
+    if not target.is_processor and threads is not None:
+        raise UsageError(f"--threads is of the processor: omit it, or --device {device}")
+    like_timings = None if like is None or not target.is_processor else timed.open_timings(timings, like)
     graph, loaded = planned.of(source, args, trace, model_options)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
@@ -115,38 +118,46 @@ def of(
         graph, calls, pairs = planned.match_calls(graph, loaded, planned.is_trace(source), notes)
     if check is not None:
         check(graph)
-    parts = _Parts(graph, loaded, partial, processes.cores(), tuple(node.computes for node in graph.nodes), join=pairs)
-    parts.problems += [*notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    on_device = loaded is not None and recordedcalls.has_device_work(loaded)
+    target.check(loaded, on_device)
+    cores = 1 if target.stored is not None else processes.cores()
+    parts = _Parts(graph, loaded, partial, cores, tuple(node.computes for node in graph.nodes), join=pairs)
+    parts.problems += [*notes, *target.notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
     _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     if loaded is not None:
         _add_trace(parts, loaded, calls)
-    ceiling = _ceiling(parts, device, fill is not None)
-    foreign = device is not None or recordedcalls.is_foreign(loaded)
+    ceiling = _ceiling(parts, target, fill is not None)
+    foreign = target.stored is None and (not target.is_processor or recordedcalls.is_foreign(loaded))
     if foreign and device is None and any(option is not None for option in (fill, granularity, like)):
         parts.problems.append(
             "timings: --fill, --construct and --like have no effect for a run of a device or another processor"
         )
-    stored = None if foreign else (timed.open_timings(timings, like) if like_timings is None else like_timings)
+    stored = next((found for found in (target.stored, like_timings) if found is not None), None)
+    if stored is None and not foreign:
+        stored = timed.open_timings(timings, like)
+    thread_count = _threads(threads, loaded, target)
     if stored is not None:
-        _add_timings(parts, stored, _threads(threads, loaded), granularity, fill, progress)
+        step = planned.model_of(source, model_options) if target.device is not None else None
+        _add_timings(parts, stored, thread_count, granularity, fill, progress, target.device, step)
     _ceilings(parts, ceiling)
     if stored is None:
-        reason = FOREIGN
+        reason = FOREIGN if device is None else f"there are no timings of {device}: take some on it, xsp bench MODEL"
         for rung in (Rung.BEST, Rung.AS_RUN, Rung.BLOCKS, Rung.FRAMEWORK):
             _mark_absent(parts, rung, reason)
     else:
-        _timed_totals(parts, stored, granularity, _threads(threads, loaded))
+        _timed_totals(parts, stored, granularity, thread_count)
+    _whole_steps(parts, stored)
     if fill is not None and stored is not None and (loaded is None or not loaded.run.machine.ceilings):
-        _measure_invalid_again(parts)
+        _measure_invalid_again(parts, target.device)
     return _finish(parts)
 
 
-def _measure_invalid_again(parts: _Parts) -> None:
-    """Measure the ceilings of this machine again while the step is below them: other work had lowered them."""
+def _measure_invalid_again(parts: _Parts, device: Device | None) -> None:
+    """Measure the ceilings of a device again while the step is below them: other work had lowered them."""
     for _ in range(MOST_REMEASUREMENTS):
         if "not valid" not in (_invalid_ceiling(parts) or ""):
             return
-        _ceilings(parts, roof.of_machine(may_measure=True, again=True))
+        _ceilings(parts, roof.of_machine(may_measure=True, again=True, device=device))
 
 
 # --- the trace ------------------------------------------------------------------------------------------
@@ -195,10 +206,12 @@ def _add_trace(parts: _Parts, trace: Trace, calls: Sequence[recordedcalls.Record
 # --- ceilings ---------------------------------------------------------------------------------------------
 
 
-def _ceiling(parts: _Parts, device: str | None, may_measure: bool) -> Ceiling | str:
+def _ceiling(parts: _Parts, target: Target, may_measure: bool) -> Ceiling | str:
     """Return the ceilings of the given device, the run or this machine; a reason if there are none."""
-    if device is not None:
-        return ceilings.ceiling_by_user_name(device)
+    if target.quoted is not None:
+        return target.quoted
+    if target.device is not None:
+        return roof.of_machine(may_measure, device=target.device)
     trace = parts.trace
     if trace is not None:
         on_device = bool(trace.run.machine.devices) and recordedcalls.has_device_work(trace)
@@ -217,6 +230,8 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
         _mark_absent(parts, Rung.FUSED, ceiling)
         return
     tensor_cores = parts.settings.pop("tensor_cores", [None] * len(graph.nodes))
+    if parts.settings.get("convolutions") == "tf32":
+        tensor_cores = [used or "conv" in node.call.op for node, used in zip(graph.nodes, tensor_cores, strict=True)]
     as_tf32 = [
         "tf32" if used and "tf32" in ceiling.tensor and roof.precision_of(node) == "fp32" else None
         for node, used in zip(graph.nodes, tensor_cores, strict=True)
@@ -249,17 +264,26 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
 # --- timings ----------------------------------------------------------------------------------------------
 
 
-def _threads(requested: int | None, trace: Trace | None) -> int:
+def _threads(requested: int | None, trace: Trace | None, target: Target) -> int:
+    if target.stored is not None:
+        return default_threads(target.stored.environment)
     recorded = trace.run.machine.torch_threads if trace is not None else None
     return requested or recorded or processes.cores()
 
 
 def _add_timings(
-    parts: _Parts, stored: Timings, threads: int, granularity: int | None, fill: float | None, progress: Progress
+    parts: _Parts,
+    stored: Timings,
+    threads: int,
+    granularity: int | None,
+    fill: float | None,
+    progress: Progress,
+    device: Device | None = None,
+    step: tuple[str, dict[str, Any]] | None = None,
 ) -> None:
     graph = parts.graph
     if fill is not None:
-        parts.problems += _fill(graph, stored, threads, granularity, fill, progress)
+        parts.problems += _fill(graph, stored, threads, granularity, fill, progress, device, step)
     lookup = timed.of(graph, stored, threads, parts.cores)
     parts.figures[Rung.AS_RUN.value], parts.figures[Rung.BEST.value] = lookup.as_run, lookup.best
     parts.reasons = {Rung.AS_RUN.value: lookup.reasons}
@@ -275,6 +299,15 @@ def _add_timings(
         "drift": lookup.drift,
         "at_the_floor": lookup.at_the_floor,
     }
+    if stored.environment.device is not None:
+        kind = stored.environment.device.get("kind")
+        parts.settings |= {"device": stored.environment.device_name, "device_kind": kind}
+        if kind == "cuda":
+            # torch's default; a matrix product uses them only if the program asks for it
+            parts.settings["convolutions"] = "tf32"
+        states = {spec.state for spec in specs}
+        if states == {CacheState.WARM} and effective_state(graph, CacheState.CHAIN, stored.environment) not in states:
+            parts.problems.append("timings: with warm caches, because none was taken with the caches of a step")
     if parts.trace is None and stored.environment.processor_note:
         parts.settings["processor_note"] = stored.environment.processor_note
     if lookup.borrowed:
@@ -288,23 +321,36 @@ def _add_timings(
 
 
 def _fill(
-    graph: Graph, stored: Timings, threads: int, granularity: int | None, seconds: float, progress: Progress
+    graph: Graph,
+    stored: Timings,
+    threads: int,
+    granularity: int | None,
+    seconds: float,
+    progress: Progress,
+    device: Device | None = None,
+    step: tuple[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """Time missing calls as they run, then requested blocks, then variants; return notes if the time was too short."""
+    """Time missing calls as they run, then requested blocks, then variants; return notes if the time was too short.
+
+    On an accelerator, the whole step comes first, if its model is known.
+    """
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
     runtime = runtime_of(graph)
     sizes = (1, *((granularity,) if granularity is not None and granularity > 1 else ()))
-    rounds = [bench.specs(graph, granularity=size, threads=threads, runtime=runtime) for size in sizes]
+    conditions: dict[str, Any] = {"threads": threads, "runtime": runtime, "environment": stored.environment}
+    rounds = [bench.specs(graph, granularity=size, **conditions) for size in sizes]
+    if device is not None and step is not None:
+        rounds.insert(0, [(spec, 1) for spec in steps.specs(graph, *step)])
     if runtime == "torch":
-        rounds[0] += [(spec, 1) for spec in overheads(threads)]
-        rounds.append(bench.specs(graph, threads=threads, variants=_variants(), runtime=runtime))
+        rounds[0] += [(spec, 1) for spec in overheads(threads) if device is None]
+        rounds.append(bench.specs(graph, variants=_variants(), **conditions))
     pending = {spec.key: spec for pairs in rounds for spec in missing(pairs, stored)}
     if not pending:
         return []
     startup: list[float] = []
-    bench.fill(pending.values(), stored, seconds, progress, in_order=True, on_start=startup.append)
+    bench.fill(pending.values(), stored, seconds, progress, in_order=True, on_start=startup.append, device=device)
     return [started_late(elapsed, seconds) for elapsed in startup if elapsed > seconds - MIN_SECONDS]
 
 
@@ -350,6 +396,40 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
     else:
         half = (lower.half_ns**2 + glue.half_ns**2) ** 0.5
         parts.rungs[Rung.FRAMEWORK.value] = Total(lower.coverage, lower.sequential + glue.ns, half)
+
+
+def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
+    """Add the step as a whole on an accelerator: replayed, issued by the host and, without a run, measured."""
+    timed_steps = {} if stored is None or stored.environment.device is None else steps.of(parts.graph, stored)
+    untimed_reason = "the whole step was not timed: xsp bench MODEL --device" if "device" in parts.settings else ""
+    for rung in (Rung.REPLAYED, Rung.ISSUED):
+        _mark_absent(parts, rung, untimed_reason or "only steps on an accelerator are captured and issued")
+    replayed, waited = timed_steps.get(steps.REPLAYED), timed_steps.get(steps.WAITED)
+    if replayed is not None and not replayed.is_timed:
+        parts.absent[Rung.REPLAYED.value] = replayed.reason or replayed.status.value
+    elif replayed is not None:
+        parts.rungs[Rung.REPLAYED.value] = _whole(replayed.trimmed_ns, replayed.half_ns)
+    if waited is None or not waited.is_timed or waited.host_ns is None:
+        if waited is not None:
+            parts.absent[Rung.ISSUED.value] = waited.reason or waited.status.value
+        return
+    parts.settings["issue_ns"] = waited.host_ns
+    below = next(
+        (total for rung in (Rung.REPLAYED, Rung.AS_RUN) if (total := parts.rungs[rung.value]).sequential is not None),
+        None,
+    )
+    if below is not None and below.sequential is not None:
+        is_host = waited.host_ns > below.sequential
+        parts.rungs[Rung.ISSUED.value] = _whole(waited.host_ns, 0.0) if is_host else replace(below, path=())
+    if parts.trace is None or parts.trace.run.imported is not None:  # a profiler of others made its own step longer
+        parts.rungs[Rung.MEASURED.value] = _whole(waited.trimmed_ns, waited.half_ns)
+        if parts.trace is not None:
+            parts.problems.append("measured: the step alone, not under the profiler of the trace")
+
+
+def _whole(ns: float | None, half_ns: float | None) -> Total:
+    assert ns is not None
+    return Total(Coverage(1, 1, 1.0), float(round(ns)), half_ns or 0.0)
 
 
 def _expected(parts: _Parts, figures: ladder.Figures, floor: ladder.Figures) -> list[float | None]:

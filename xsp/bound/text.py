@@ -12,6 +12,7 @@ from xsp.bound.ladder import Bound, Rung
 from xsp.bound.section import is_foreign, section
 from xsp.bound.timed import NOT_TIMED, can_time_here
 from xsp.bound.totals import Coverage, Total
+from xsp.device import devices
 
 
 def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> str:
@@ -32,7 +33,8 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = is_foreign(bound)
-    can_time = not foreign and can_time_here(bound.graph)
+    is_here = "--device" not in options or devices.is_id(options[options.index("--device") + 1])
+    can_time = not foreign and is_here and can_time_here(bound.graph)
     if not ceiling.coverage.nodes:
         if foreign and "--device" not in options:
             return f"xsp bound {target} --device NAME"
@@ -77,6 +79,7 @@ def as_json(bound: Bound) -> dict[str, Any]:
         "coverage": _coverage_json(bound.coverage),
         "ratio": bound.ratio,
         "scope": bound.scope,
+        "limit": bound.limit_text or None,
         "rungs": {rung.value: _total_json(bound.rungs[rung.value], bound.absent.get(rung.value)) for rung in Rung},
         "differences": [
             {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xsp import plugins
-from xsp.bench.plan import ONNX_RUNTIME, effective_state, has_onnx_runtime, overheads, runtime_of
+from xsp.bench.plan import ONNX_RUNTIME, default_threads, effective_state, has_onnx_runtime, overheads, runtime_of
 from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing
 from xsp.bench.timings import Timings
 from xsp.bound.construct import Conditions, construct, module_calls
@@ -71,9 +71,11 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
         threads: threads of the step.
         cores: cores of the machine: `best` uses timings with at most this number of threads.
     """
-    specs = specs_of(graph, threads)
+    runtime = runtime_of(graph)
+    specs, state = specs_of(graph, threads), effective_state(graph, CacheState.CHAIN)
+    if timings.environment.device is not None:
+        specs, state = _on_device(graph, timings)
     timings_by_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
-    state, runtime = effective_state(graph, CacheState.CHAIN), runtime_of(graph)
     as_run: list[Figure | None] = []
     best: list[Figure | None] = []
     reasons: list[str] = []
@@ -111,9 +113,25 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
     )
 
 
-def specs_of(graph: Graph, threads: int) -> list[Spec | None]:
-    """Return the spec with which each node is timed; None for nodes that do not compute."""
-    state, runtime = effective_state(graph, CacheState.CHAIN), runtime_of(graph)
+def _on_device(graph: Graph, timings: Timings) -> tuple[list[Spec | None], CacheState]:
+    """Return the spec of each node for an accelerator: as in a step or, if none was timed so, with warm caches."""
+    state = effective_state(graph, CacheState.CHAIN, timings.environment)
+    for tried in (state, CacheState.WARM):
+        specs = specs_of(graph, default_threads(timings.environment), tried)
+        if any(spec is not None and timings.get(spec.key) is not None for spec in specs):
+            return specs, tried
+    return specs_of(graph, default_threads(timings.environment), state), state
+
+
+def specs_of(graph: Graph, threads: int, state: CacheState | None = None) -> list[Spec | None]:
+    """Return the spec with which each node is timed; None for nodes that do not compute.
+
+    Args:
+        graph: any graph.
+        threads: number of threads.
+        state: state of the caches; default: that of a step on the processor.
+    """
+    state, runtime = state or effective_state(graph, CacheState.CHAIN), runtime_of(graph)
     specs: list[Spec | None] = [None] * len(graph.nodes)
     for start, stop in windows(graph, 1):
         specs[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
@@ -155,7 +173,11 @@ def _fastest(timings: Sequence[Timing]) -> Figure | None:
 def blocks(graph: Graph, timings: Timings, threads: int, size: int, partial: bool) -> tuple[Total, str]:
     """Return the total of blocks of `size` calls, and the reason if there is none; see `xsp.bound.construct`."""
     construction = construct(
-        graph, timings, size, conditions=Conditions(threads=threads, runtime=runtime_of(graph)), partial=partial
+        graph,
+        timings,
+        size,
+        conditions=Conditions(threads=threads, runtime=runtime_of(graph), environment=timings.environment),
+        partial=partial,
     )
     total = Total(
         construction.coverage, None if construction.ns is None else float(round(construction.ns)), construction.half_ns
@@ -171,6 +193,8 @@ def framework(graph: Graph, timings: Timings, threads: int) -> tuple[Figure | No
     """Return the time of the calls of modules and views in a step, and the reason if it is unknown."""
     if runtime_of(graph) != "torch":
         return None, "ONNX Runtime calls no modules"
+    if timings.environment.device is not None:
+        return None, "the host's part is in the estimate issued"
     overhead_timings = [timings.get(spec.key) for spec in overheads(threads)]
     usable = [timing for timing in overhead_timings if timing is not None and timing.is_timed]
     if len(usable) < len(overhead_timings):

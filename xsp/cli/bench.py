@@ -3,7 +3,8 @@
 `xsp bench transfers` and `xsp bench collectives` time copies in memory, between processes, to storage, to devices, and
 collectives between ranks.
 
-The calls of a model are timed on the processor only, even where torch has a GPU.
+The calls of a model are timed on the processor, even where torch has a GPU, unless --device names it; then whole steps
+are timed, too.
 
 The most expensive calls come first. Existing timings are not repeated, even if they were taken for another model. Calls
 that cannot be timed are listed, and have no figure. The timings are used by `xsp bound` and `xsp advise`.
@@ -14,6 +15,7 @@ examples:
   xsp bench transformers:bert --train --budget 3m
   xsp bench torchvision:resnet50 --granularity 1,4      also blocks of four calls
   xsp bench torchvision:resnet50 --variants all         channels-last, without oneDNN, …
+  xsp bench torchvision:resnet50 --device cuda:0        on a GPU, and the whole step
   xsp bench --missing-of runs/demo                      the calls of a run
   xsp bench model.onnx --size sequence=128              symbolic dimensions need sizes
   xsp bench transformers:gpt2 --decode 512              the step that adds a token
@@ -43,6 +45,8 @@ from xsp.texts import parse_seconds
 if TYPE_CHECKING:
     from xsp.bench.spec import Spec
     from xsp.bench.timings import Timings
+    from xsp.device.contract import Device
+    from xsp.graph.node import Graph
 
 SUMMARY = "time each operator call of a model in isolation"
 
@@ -52,7 +56,19 @@ TRANSFER_SOURCES = ("transfers", "collectives")
 TRANSFER_OPTIONS = ("families", "ranks", "directory", "section")
 """Options of transfers and collectives alone."""
 
-MODEL_OPTIONS = ("granularity", "state", "variants", "runtime", "batch", "train", "input", "size", "prefill", "decode")
+MODEL_OPTIONS = (
+    "device",
+    "granularity",
+    "state",
+    "variants",
+    "runtime",
+    "batch",
+    "train",
+    "input",
+    "size",
+    "prefill",
+    "decode",
+)
 """Options of models, files and runs alone."""
 
 
@@ -70,6 +86,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="repeat existing timings too")
     group = parser.add_argument_group("what is timed")
+    group.add_argument("--device", metavar="NAME", help="where the calls run, cuda:0 (default: cpu)")
     group.add_argument("--granularity", metavar="N,…", help="calls per block, 1,4 (default: 1)")
     group.add_argument(
         "--state",
@@ -123,7 +140,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time missing calls, or show and move existing timings."""
+    from xsp.bench.environment import current_environment
     from xsp.bench.timings import Timings
+    from xsp.device import devices
 
     actions = [
         name
@@ -136,9 +155,10 @@ def run(args: argparse.Namespace) -> int:
     if len(actions) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
     seconds = budget(args.budget)
-    timings = Timings.open(args.timings)
+    device = None if args.device is None else devices.of(args.device)
+    timings = Timings.open(args.timings, None if device is None else current_environment(device))
     if actions[0] in ("source", "missing_of"):
-        return _fill(args, timings, seconds)
+        return _fill(args, timings, seconds, device)
     document, content = {
         "list": _list, "check": _check, "compact": _compact, "export": _export, "import_": _import,
     }[actions[0]](args, timings, seconds)  # fmt: skip
@@ -171,10 +191,15 @@ def _check_options(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} belongs to {command}, not to {args.source or 'this command'}: omit it")
 
 
-def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
+def _fill(args: argparse.Namespace, timings: Timings, seconds: float, device: Device | None) -> int:
     from xsp import bench
     from xsp import graph as graphs
-    from xsp.bench import plan, text
+    from xsp.bench import plan, steps, text
+    from xsp.graph.node import Source
+
+    environment = timings.environment
+    if environment.device is not None and (args.threads is not None or args.runtime is not None):
+        raise UsageError(f"--threads and --runtime are of the processor: omit them, or --device {args.device}")
 
     # all options are read first: a graph may take long
     granularities, variants = _numbers("--granularity", args.granularity or "1"), _variants(args.variants)
@@ -203,19 +228,39 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float) -> int:
             threads=threads,
             variants=variants,
             runtime=args.runtime or plan.runtime_of(graph),
+            environment=environment,
         )
     ]
+    if environment.device is not None:
+        if graph.source is Source.ONNX:
+            raise UsageError(f"{graph.name}: nodes of ONNX are timed on the processor: omit --device")
+        model, settings = _model(args, graph)
+        if model:
+            pairs = [(spec, 1) for spec in steps.specs(graph, model, settings)] + pairs
     start = time.monotonic()
     start_seconds: list[float] = []
     try:
         with progress.progress_bar(quiet=False) as show:
-            result = bench.fill(pairs, timings, seconds, show, again=args.again, on_start=start_seconds.append)
+            result = bench.fill(
+                pairs, timings, seconds, show, again=args.again, on_start=start_seconds.append, device=device
+            )
     except KeyboardInterrupt:
         progress.warn("xsp: interrupted; all finished timings are kept: run it again to continue")
         return INTERRUPTED
     summary = graph.name, pairs, timings, result, time.monotonic() - start, sum(start_seconds)
     _show(args, text.fill_document(*summary), text.fill_as_json(*summary))
     return 0
+
+
+def _model(args: argparse.Namespace, graph: Graph) -> tuple[str, dict[str, Any]]:
+    """Return the name and the settings of the model that a worker process can build, or nothing for other sources."""
+    from xsp.graph.node import Source
+
+    if args.missing_of is not None or graph.source is not Source.CAPTURED or ":" not in args.source:
+        return "", {}
+    names = ("train", "seed", "sequence", "prefill", "decode")
+    settings = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return args.source, {**settings, "batch": args.batch or 1, "shape": options.shape(args.input)}
 
 
 def _run_transfers(args: argparse.Namespace, seconds: float) -> int:
@@ -269,7 +314,7 @@ def _threads(args: argparse.Namespace) -> list[int | None]:
     """Return the requested numbers of threads; else that of the run; else None for all cores."""
     if args.threads is not None:
         return list(_numbers("--threads", args.threads))
-    if args.missing_of is None:
+    if args.missing_of is None or args.device not in (None, "cpu"):
         return [None]
     from xsp.ingest.load import load
 
@@ -305,10 +350,12 @@ def _check(
     args: argparse.Namespace, timings: Timings, seconds: float, is_included: Callable[[Spec], bool] = lambda spec: True
 ) -> tuple[Section, Any]:
     from xsp.bench import repeatability, text
+    from xsp.device import devices
 
     runtime = args.source if args.source in TRANSFER_SOURCES else None
     with progress.progress_bar(quiet=False) as show:
-        result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=is_included)
+        device = None if args.device is None else devices.of(args.device)
+        result = repeatability.check(timings, seconds, show, runtime=runtime, is_eligible=is_included, device=device)
     return text.check_document(result), text.check_as_json(result)
 
 

@@ -11,6 +11,7 @@ examples:
   xsp bound timm:vit_tiny_patch16_224 --train --phases      by layer, with gradients
   xsp bound runs/demo                               a run, layer by layer
   xsp bound model.onnx --run runs/mine              a graph, compared with a run of it
+  xsp bound torchvision:resnet50 --device cuda:0 --fill 60s     on a GPU: also replayed, and issued by the host
   xsp bound trace.json.gz --device H100             peak rates of a device, for another profiler's trace
   xsp bound runs/demo --curve --fill 5m             the step from blocks of 1 to 16 calls
   xsp bound transformers:gpt2 --decode 64:1024      a language model by number of tokens
@@ -75,7 +76,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE to compare with")
     parser.add_argument(
-        "--device", metavar="NAME", help="peak rates of this device (H100, MI300X) as stated by its manufacturer"
+        "--device",
+        metavar="NAME",
+        help="a device of this machine, cuda:0; or a product, H100: the peak rates that its manufacturer states, and "
+        "imported timings of it (default: cpu)",
     )
     parser.add_argument(
         "--construct", type=options.positive_int, metavar="G", help="also estimate the step from blocks of G calls"
@@ -150,8 +154,6 @@ def run(args: argparse.Namespace) -> int:
         return _language(args)
     if args.measure is not None or args.skew is not None:
         raise UsageError("--measure and --skew are for curves of a language model: --decode 64:1024")
-    if args.like is not None and args.device is not None:
-        raise UsageError("--like selects timings, and --device uses none: give one of them")
     if args.curve and args.phases:
         raise UsageError("--curve and --phases are different outputs: give one of them")
     if args.phases and args.html is not None:

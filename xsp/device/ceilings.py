@@ -14,15 +14,18 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xsp import atomic, cached, processes
 from xsp.clock import monotonic_ns
 from xsp.errors import AnalysisError, UsageError
 from xsp.run import Run
+
+if TYPE_CHECKING:
+    from xsp.device.contract import Device
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -149,6 +152,12 @@ def ceiling_by_user_name(name: str) -> Ceiling:
     if not forms:
         return ceiling(name)
     return max(forms, key=lambda form: (form.peak() or 0, form.bytes_per_s))
+
+
+def is_named(name: str, product: str) -> bool:
+    """Return whether a user's name of a device ("H200") is that of a product ("NVIDIA H200")."""
+    words = _words(name)
+    return bool(words) and words <= _words(product)
 
 
 def _matching_entries(name: str) -> list[tuple[int, dict[str, Any]]]:
@@ -310,16 +319,22 @@ ROUNDS_NS = 300_000_000
 """Nanoseconds for which a product or a copy is repeated; the fastest repeat counts."""
 
 
-def measure(processor: str | None) -> Iterator[Ceiling]:
-    """Measure the processor and each device that torch sees: matrix products by type, and a copy in memory.
-
-    The processor is measured with all cores that this process may use, whatever torch's current number of threads.
-
-    Args:
-        processor: name of the processor, as returned by `xsp.device.machine.cpu_model`.
+def measure() -> Iterator[Ceiling]:
+    """Measure the processor and each other device of this machine: matrix products by type, and a copy in memory.
 
     Yields:
         A ceiling for each; a measurement takes a second or two.
+
+    Raises:
+        UsageError: torch is not installed.
+    """
+    from xsp.device import devices  # which answers for the devices, and asks this module for their ceilings
+
+    yield from map(measured, devices.present())
+
+
+def measured(device: Device) -> Ceiling:
+    """Measure a device; a processor with all cores that this process may use, whatever torch's number of threads.
 
     Raises:
         UsageError: torch is not installed.
@@ -328,18 +343,18 @@ def measure(processor: str | None) -> Iterator[Ceiling]:
         import torch
     except ImportError as error:
         raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
+    if not device.is_host:
+        finish = device.synchronize  # the current device may be another one
+        return _measure(torch, device.torch_name, device.name, size=8192, copy_bytes=1 << 30, finish=finish)
     previous = torch.get_num_threads()
     torch.set_num_threads(processes.cores())
     try:
-        result = _measure(torch, "cpu", processor or "cpu", size=1024, copy_bytes=1 << 26, finish=lambda: None)
+        result = _measure(
+            torch, device.torch_name, device.name, size=1024, copy_bytes=1 << 26, finish=device.synchronize
+        )
     finally:
         torch.set_num_threads(previous)
-    yield replace(result, threads=processes.cores())
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            name = torch.cuda.get_device_name(index)
-            finish = partial(torch.cuda.synchronize, index)  # the current device may be another one
-            yield _measure(torch, f"cuda:{index}", name, size=8192, copy_bytes=1 << 30, finish=finish)
+    return replace(result, threads=processes.cores())
 
 
 def _measure(torch: Any, device: str, name: str, size: int, copy_bytes: int, finish: Callable[[], None]) -> Ceiling:
@@ -350,7 +365,7 @@ def _measure(torch: Any, device: str, name: str, size: int, copy_bytes: int, fin
     peaks = {
         kind: 2 * size**3 / _fastest(_product(torch, device, size, dtype), finish) for kind, dtype in dtypes.items()
     }
-    if device != "cpu":
+    if device.startswith("cuda"):
         peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, device, size, finish)}
     for kind in ("fp32", "bf16") if device == "cpu" else ():
         convolution_s = _fastest(_convolution(torch, dtypes[kind], size // 4), finish)

@@ -43,6 +43,8 @@ ERASED: Mapping[str, frozenset[str]] = {
     "onnx::BatchNormalization": frozenset(["epsilon", "momentum"]),
     "onnx::LayerNormalization": frozenset(["epsilon"]),
     "onnx::LeakyRelu": frozenset(["alpha"]),
+    # whole steps are identified by their work; the rest only says how to run them
+    **dict.fromkeys(("step::waited", "step::replayed"), frozenset(["model", "settings"])),
 }
 """Operator → arguments that cannot change the work. Drop-out is left out: probabilities of 0 and 1 change the work."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -10,6 +11,9 @@ MOST_CALLS = 256
 
 MOST_BACKWARDS = 64
 """Backward passes without an optimizer step after which a program is assumed to use no optimizer of torch."""
+
+FEWEST_BACKWARDS = 4
+"""As `MOST_BACKWARDS`, for a program that has made no optimizer of torch so far."""
 
 
 class TrainingEvidence:
@@ -47,9 +51,10 @@ class TrainingEvidence:
         """Count a backward pass, and return whether it is the one that shows that there is no optimizer."""
         self._backwards += 1
         self._graphs.clear()
-        is_proven = not self._has_stepped and self._backwards == MOST_BACKWARDS
-        self.has_no_optimizer |= is_proven
-        return is_proven
+        if self._has_stepped or self.has_no_optimizer or self._backwards < FEWEST_BACKWARDS:
+            return False
+        self.has_no_optimizer = self._backwards >= MOST_BACKWARDS or not _has_optimizer()
+        return self.has_no_optimizer
 
     def on_optimizer(self) -> None:
         """Note that an optimizer stepped."""
@@ -64,6 +69,17 @@ class TrainingEvidence:
             len(graphs) > 1 and all(graph() is None for graph in graphs[:-1]) and set(alive) <= {module}
             for module, graphs in self._graphs.items()
         )
+
+
+def _has_optimizer() -> bool:
+    """Return whether an optimizer of torch may have been made: the first one of a class marks the class's method."""
+    module = sys.modules.get("torch.optim.optimizer")
+    classes = [module.Optimizer] if module is not None else []
+    if classes and not hasattr(classes[0], "profile_hook_step"):
+        return True  # this torch does not tell
+    for each in classes:
+        classes += each.__subclasses__()
+    return any(getattr(each.step, "hooked", False) for each in classes)
 
 
 class _Mark:

@@ -17,7 +17,16 @@ parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--load-ms", type=float, default=21.0, help="for a batch")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--inference", action="store_true")
+parser.add_argument(
+    "--transform", action="store_true", help="the dataset calls a module, as torchvision's transforms are"
+)
 options = parser.parse_args()
+
+
+class Transform(nn.Module):
+    def forward(self, x):
+        time.sleep(options.load_ms / options.batch / 1e3)
+        return x
 
 
 class Slow(Dataset):
@@ -26,9 +35,14 @@ class Slow(Dataset):
     def __len__(self) -> int:
         return options.iterations * options.batch
 
+    transform = Transform() if options.transform else None
+
     def __getitem__(self, index):
+        sample = torch.full((256,), index / 1e3)
+        if self.transform is not None:
+            return self.transform(sample), index % 10
         time.sleep(options.load_ms / options.batch / 1e3)
-        return torch.full((256,), index / 1e3), index % 10
+        return sample, index % 10
 
 
 def batches(loader):

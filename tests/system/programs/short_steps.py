@@ -19,7 +19,7 @@ options = parser.parse_args()
 
 torch.manual_seed(0)
 net = nn.Sequential(*(nn.Linear(options.width, options.width) for _ in range(options.layers))).train(options.train)
-optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+optimizer = None if options.by_hand else torch.optim.SGD(net.parameters(), lr=1e-3)
 x = torch.randn(options.batch, options.width)
 truth = Truth()
 with torch.set_grad_enabled(options.train):
@@ -27,7 +27,7 @@ with torch.set_grad_enabled(options.train):
         said = net(x)
         truth.calls += 1
         if options.train:
-            optimizer.zero_grad()
+            net.zero_grad()
             said.square().mean().backward()
             if options.by_hand:
                 with torch.no_grad():

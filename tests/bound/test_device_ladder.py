@@ -1,0 +1,209 @@
+"""The ladder of an accelerator: on the stand-in, whose times are stated, and on timings that an H200 had recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import recordeddevice  # noqa: E402
+import standin  # noqa: E402
+
+import xsp  # noqa: E402
+from xsp import cli  # noqa: E402
+from xsp.bench import steps  # noqa: E402
+from xsp.bench.environment import Environment, current_environment  # noqa: E402
+from xsp.bench.timings import Timings  # noqa: E402
+from xsp.bound import Bound, text  # noqa: E402
+from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
+from xsp.errors import BenchError, DeviceError, UsageError  # noqa: E402
+
+MODEL = """
+import torch
+
+def net(batch):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))), torch.ones(8 * batch, 64)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "nets.py").write_text(MODEL)
+    return f"{tmp_path / 'nets.py'}:net"
+
+
+# --- on the stand-in ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_the_host_limits_is_said_to_be_with_what_its_capture_would_give(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch)
+    words = ["bound", model, "--device", "standin:0", "--timings", str(tmp_path / "timings")]
+    assert cli.main([*words, "--fill", "40s", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    totals = {name: rung["sequential_ns"] for name, rung in found["rungs"].items()}
+    device_ns = 6 * standin.LAUNCH_NS
+    assert device_ns < totals["as_run"] < 1.01 * 6 * (standin.LAUNCH_NS + 3)
+    assert totals["replayed"] == pytest.approx(totals["as_run"], rel=0.01)
+    assert totals["issued"] >= 6 * standin.ISSUE_NS
+    assert totals["measured"] >= totals["issued"]
+    assert totals["with_framework"] is None
+    gain = totals["measured"] / totals["replayed"]
+    assert found["limit"].startswith("the host limits: it takes ")
+    assert found["limit"].endswith(f"capture it: up to {gain:.1f} times as fast")
+    names = [difference["name"] for difference in found["differences"]]
+    assert names[-3:] == [NEIGHBOURS, LAUNCHES, "waiting and interference"]
+    assert sum(difference["ns"] for difference in found["differences"]) == pytest.approx(
+        totals["measured"] - totals["fused_ceiling"]
+    )
+    assert cli.main(words) == 0
+    page = capsys.readouterr().out
+    assert f"timings of {standin.PRODUCT}" in page
+    assert "the host limits" in page
+    assert cli.main([*words, "--html", str(tmp_path / "bound.html")]) == 0
+    assert "replayed" in (tmp_path / "bound.html").read_text()
+
+
+def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, faults={"capture": "no"})
+    folder = tmp_path / "timings"
+    untimed = xsp.bound.of(model, device="standin", timings=folder)
+    assert "xsp bench MODEL --device" in untimed.absent["replayed"]
+    assert untimed.limit_text == ""
+    found = xsp.bound.of(model, device="standin", timings=folder, fill=40)
+    assert found.absent["replayed"] == "the step cannot be captured (it reads a value)"
+    assert found.rungs["issued"].sequential is not None
+    assert "its calls alone" in found.limit_text
+
+
+def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin.install(tmp_path / "site", monkeypatch)
+    folder = tmp_path / "timings"
+    with pytest.raises(DeviceError, match="there is no device standin:3 here"):
+        xsp.bound.of(model, device="standin:3", timings=folder)
+    with pytest.raises(UsageError, match="is the name of a product"):
+        xsp.bound.of(model, device="H100", timings=folder, fill=10)
+    with pytest.raises(UsageError, match="--threads is of the processor"):
+        xsp.bound.of(model, device="standin", timings=folder, threads=2)
+    other = Environment({"device": {"kind": "cuda", "name": "NVIDIA A100"}, "torch": "2"})
+    here = current_environment(standin.StandIn())
+    for environment in (other, here):
+        specs = steps.specs(xsp.graph.of(model))
+        Timings.open(folder, environment).add([recordeddevice._timing(specs[0], 1e6, host_ns=1e5)])
+    with pytest.raises(BenchError, match="are of NVIDIA A100, not of Stand-in 1: they cannot replace its own"):
+        xsp.bound.of(model, device="standin", timings=folder, like=other.hash)
+    with pytest.raises(BenchError, match="are of NVIDIA A100, not of "):
+        xsp.bound.of(model, timings=folder, like=other.hash)
+
+
+def test_the_processor_by_its_identifier_is_the_processor(model: str, tmp_path: Path) -> None:
+    plain, named = (xsp.bound.of(model, device=device, timings=tmp_path / "timings") for device in (None, "cpu"))
+    assert text.as_json(plain) == text.as_json(named)
+    assert "device" not in named.settings
+
+
+# --- recorded on an H200 ------------------------------------------------------------------------------------------
+
+SUMS = {
+    "torchvision-resnet50-b32": (1.06, 1.00), "torchvision-resnet50-b1": (1.23, 1.12),
+    "transformers-bert-b8": (0.94, 1.09), "transformers-gpt2-b4-train": (1.16, None),
+    "torchvision-resnet18-b64-train": (1.22, None), "torchvision-mobilenet_v3_large-b32": (1.07, 1.01),
+    "torchvision-convnext_tiny-b16": (1.01, 0.99), "timm-vit_base_patch16_224-b16": (1.00, 1.00),
+}  # fmt: skip
+"""Sum of the calls alone, and the replayed step, both over the kernels of the step."""
+
+
+@pytest.fixture(scope="module")
+def recorded(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Timings]:
+    folder = shared / "gpu"
+    if not (folder / "isolated.json.gz").exists():
+        pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
+    return folder, recordeddevice.stored(folder, tmp_path_factory.mktemp("timings"))
+
+
+def bound_of(recorded: tuple[Path, Timings], name: str, **options: object) -> tuple[Bound, float]:
+    """Return the bound of a recorded step, and the nanoseconds of its kernels."""
+    folder, timings = recorded
+    entry = next(
+        entry for entry in recordeddevice.read(folder)["models"] if recordeddevice.step_name(entry) == name
+    )  # fmt: skip
+    graph = recordeddevice.graph_of(folder, entry)
+    found = xsp.bound.of(graph, device="H200", timings=timings.folder, **options)
+    return found, entry["profile"]["kernel_ms"] * 1e6
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_ladder_of_recorded_timings_meets_the_kernels_of_the_step(
+    name: str, recorded: tuple[Path, Timings]
+) -> None:
+    found, kernels_ns = bound_of(recorded, name)
+    alone, replayed = SUMS[name]
+    assert found.coverage.share == 1.0
+    assert found.rungs["as_run"].sequential / kernels_ns == pytest.approx(alone, abs=0.006)
+    if replayed is None:
+        assert found.rungs["replayed"].sequential is None
+        assert "xsp bench MODEL" in found.absent["replayed"]
+    else:
+        assert found.rungs["replayed"].sequential / kernels_ns == pytest.approx(replayed, abs=0.006)
+    assert {Rung.CEILING, Rung.FUSED, Rung.ISSUED, Rung.MEASURED} <= {*found.ladder}
+    assert "with warm caches" in " ".join(found.problems) or "mobilenet" in name
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("torchvision-resnet50-b1", "the host limits: it takes 4.82 ms to issue the step, and the device 901 µs; "
+         'capture it (CUDA graphs, torch.compile(mode="reduce-overhead")): up to 5.2 times as fast'),
+        ("transformers-gpt2-b4-train", "and its calls alone 14.2 ms; capture it"),
+        ("timm-vit_base_patch16_224-b16", "the device limits: the device 16.5 ms of 16.8 ms; the largest difference "
+         "is kernel efficiency, 7.7"),
+    ],
+)  # fmt: skip
+def test_what_limits_a_recorded_step_is_a_sentence(name: str, sentence: str, recorded: tuple[Path, Timings]) -> None:
+    found, _ = bound_of(recorded, name)
+    assert sentence in found.limit_text
+    page = text.page(found, "graph.json", step="--device H200")
+    assert sentence[:60] in " ".join(page.split())
+    assert "--fill" not in page, "the calls of a product cannot be timed here"
+
+
+def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(recorded: tuple[Path, Timings]) -> None:
+    name = "torchvision-resnet50-b1"
+    trace = recorded[0] / "traces" / f"{name}.json.gz"
+    found, kernels_ns = bound_of(recorded, name, trace=trace)
+    assert found.rungs["measured"].sequential == pytest.approx(4.687e6, rel=1e-3)
+    assert found.rungs["in_place"].sequential == pytest.approx(kernels_ns, rel=0.01)
+    assert "not under the profiler" in " ".join(found.problems)
+    alone = xsp.bound.of(trace, device="H200", timings=recorded[1].folder.parent / "none")
+    assert [rung.value for rung in alone.ladder] == ["ceiling", "in_place", "measured"]
+    assert "there are no timings of H200" in alone.absent["as_run"]
+
+
+def test_a_run_of_another_device_is_refused(recorded: tuple[Path, Timings], tmp_path: Path) -> None:
+    folder, timings = recorded
+    other = Environment({**timings.environment.properties, "device": {"kind": "cuda", "name": "NVIDIA H100"}})
+    entry = recordeddevice.read(folder)["models"][1]
+    graph = recordeddevice.graph_of(folder, entry)
+    Timings.open(tmp_path, other).add(recordeddevice._of_step(entry, graph, other))
+    trace = folder / "traces" / f"{recordeddevice.step_name(entry)}.json.gz"
+    with pytest.raises(UsageError, match="ran on NVIDIA H200, and the timings are of NVIDIA H100"):
+        xsp.bound.of(graph, device="H100", timings=tmp_path, trace=trace)
+
+
+def test_timings_of_a_product_are_imported_with_its_environment(
+    recorded: tuple[Path, Timings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "h200.parquet"
+    recorded[1].export(file)
+    assert cli.main(["bench", "--import", str(file), "--timings", str(tmp_path / "mine")]) == 0
+    graph = recorded[0] / "graphs" / "torchvision-resnet50-b1.json.gz"
+    capsys.readouterr()
+    assert cli.main(["bound", str(graph), "--device", "H200", "--timings", str(tmp_path / "mine")]) == 0
+    assert "up to 5.2 times as fast" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,121 @@
+"""The device that a bound is of: the processor, an accelerator of this machine, or a product by name.
+
+`--device` has one meaning. A device of this machine (`cuda:0`) has its timings and its measured or quoted peak rates; a
+product (`H200`) has quoted peak rates and, if the folder holds timings of it, taken elsewhere and imported, those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xsp.bench.environment import current_environment
+from xsp.bench.timings import Timings
+from xsp.bound import timed
+from xsp.device import ceilings, devices
+from xsp.device.ceilings import Ceiling
+from xsp.device.contract import Device
+from xsp.errors import UsageError
+
+if TYPE_CHECKING:
+    from xsp.store.trace import Trace
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a bound is of."""
+
+    device: Device | None = None
+    """The accelerator of this machine; None for the processor and for a product."""
+
+    quoted: Ceiling | None = None
+    """The peak rates of a product by name; None for a device of this machine."""
+
+    stored: Timings | None = None
+    """Timings of the accelerator or of the product; None if there are none, or for the processor."""
+
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether the bound is of this processor, or of what a trace ran on."""
+        return self.device is None and self.quoted is None
+
+    def check(self, trace: Trace | None, on_device: bool) -> None:
+        """Refuse a trace of another device than that of the timings.
+
+        Raises:
+            UsageError: it is of another one.
+        """
+        if trace is None or self.stored is None:
+            return
+        name = self.stored.environment.device_name
+        ran_on = next(iter(trace.run.machine.devices), None) if on_device else (trace.run.machine.cpu or "a processor")
+        if ran_on is not None and ran_on != name:
+            raise UsageError(
+                f"{trace.name} ran on {ran_on}, and the timings are of {name}: give the --device of the run"
+            )
+
+
+def of(
+    name: str | None,
+    timings: Timings | Path | str | None,
+    like: str | None,
+    *,
+    is_filled: bool = False,
+    has_blocks: bool = False,
+) -> Target:
+    """Return what a bound is of, before anything takes time.
+
+    Args:
+        name: `cuda:0`, `cpu`, or the name of a product; None for the processor.
+        timings: open timings, or their folder.
+        like: hash of an environment whose timings replace missing ones.
+        is_filled: whether timings are to be taken.
+        has_blocks: whether blocks of several calls are asked for.
+
+    Raises:
+        DeviceError: there is no such device here.
+        AnalysisError: there is no such product.
+        BenchError: timings cannot be read.
+        UsageError: timings of a product are to be taken.
+    """
+    if name is None:
+        return Target()
+    if devices.is_id(name):
+        device = devices.of(name)
+        if device.is_host:
+            return Target()
+        if isinstance(timings, Timings) and timings.environment.device is not None:
+            return Target(device, None, timings)
+        folder = timings.folder if isinstance(timings, Timings) else timings
+        return Target(device, None, Timings.open(folder, current_environment(device), like))
+    if is_filled or has_blocks:
+        raise UsageError(
+            f"--device {name} is the name of a product, whose calls cannot be timed here: omit --fill and --construct, "
+            "or give a device of this machine, cuda:0"
+        )
+    if like is not None:
+        raise UsageError(f"--device {name} selects the timings of that product: omit --like")
+    quoted = ceilings.ceiling_by_user_name(name)
+    stored, notes = _of_product(name, timed.open_timings(timings, None))
+    return Target(None, quoted, stored, notes)
+
+
+def _of_product(name: str, opened: Timings) -> tuple[Timings | None, tuple[str, ...]]:
+    """Return the timings of a product: of the environment that has most, and a note if there are others."""
+    if opened.environment.device is not None:
+        return (opened if ceilings.is_named(name, opened.environment.device_name) else None), ()
+    fitting = {
+        hash_: environment
+        for hash_, environment in opened.environments().items()
+        if environment.device is not None and ceilings.is_named(name, environment.device_name)
+    }
+    if not fitting:
+        return None, ()
+    counts = {hash_: len(opened.all_of(hash_)) for hash_ in fitting}
+    chosen = max(counts, key=lambda hash_: counts[hash_])
+    others = len(fitting) - 1
+    note = f"timings: of environment {chosen}, which has most of {others + 1} of {name}: xsp bench --list"
+    return Timings.open(opened.folder, fitting[chosen]), (note,) if others else ()

@@ -1,0 +1,70 @@
+"""The devices that are here, by identifier (`cpu`, `cuda:0`), from the entry points of `xsp.devices`."""
+
+from __future__ import annotations
+
+from xsp import plugins
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
+from xsp.errors import DeviceError, PluginError, nearest
+
+GROUP = "xsp.devices"
+
+
+def kinds() -> list[str]:
+    """Return the kinds of devices that are known, present or not: `cpu`, `cuda`, `hip`."""
+    return sorted({Processor.kind, *plugins.names(GROUP)})
+
+
+def is_id(name: str) -> bool:
+    """Return whether a name has the form of an identifier, `cuda` or `cuda:0`; else it may be that of a product."""
+    return name.partition(":")[0] in kinds()
+
+
+def of(name: str) -> Device:
+    """Return a device of this machine.
+
+    Args:
+        name: its identifier; without a number the first of its kind.
+
+    Raises:
+        DeviceError: there is no such device here; the message names those that are.
+        PluginError: the entry point of its kind cannot be loaded.
+    """
+    kind, colon, number = name.partition(":")
+    if name == Processor.kind:
+        return Processor()
+    if not is_id(name):
+        raise DeviceError(f"there is no device {name!r}{nearest(name, kinds())}; here are {', '.join(_ids())}")
+    if (colon and not number.isdecimal()) or kind == Processor.kind:
+        raise DeviceError(f"{name!r} is not a device: write {kind}{':0' * (kind != Processor.kind)}")
+    index, made = int(number or 0), _class(kind)
+    if index >= made.count():
+        reason = made.absence() if not made.count() else ""
+        raise DeviceError(f"there is no device {name} here{reason and f' ({reason})'}; here are {', '.join(_ids())}")
+    return made(index)
+
+
+def present() -> list[Device]:
+    """Return the devices of this machine, the processor first; kinds that cannot be loaded are left out."""
+    found: list[Device] = [Processor()]
+    for kind in kinds():
+        if kind != Processor.kind:
+            try:
+                made = _class(kind)
+                found += [made(index) for index in range(made.count())]
+            except PluginError:
+                continue  # `xsp doctor` lists it with the reason
+    return found
+
+
+def _class(kind: str) -> type[Device]:
+    made: type[Device] = plugins.load(GROUP, kind)
+    missing = getattr(made, "__abstractmethods__", None)
+    if not (isinstance(made, type) and issubclass(made, Device)) or missing:
+        reason = f"has no {', '.join(sorted(missing))}" if missing else "is no subclass of xsp.device.contract.Device"
+        raise PluginError(f"{GROUP} plugin {kind!r} cannot be used: it {reason}")
+    return made
+
+
+def _ids() -> list[str]:
+    return [device.id for device in present()]
