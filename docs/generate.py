@@ -334,19 +334,25 @@ def analyses_part() -> str:
     )
     trace = testing.with_loop(trace, [{"step": step, "dur_ns": 100.0, "iteration_ns": 110.0} for step in range(8)])
     lines: list[str] = []
+    reasons: set[str] = set()
     for analysis in ANALYSES.values():
-        needs = ", ".join(level.name for level in analysis.needs) or "no level"
         lines += [
             f"### {analysis.id}: {analysis.title}",
             "",
-            f"`xsp.analyses.{analysis.name}` · needs {needs}",
-            "",
+            *_name_and_needs(analysis),
             markdown(analysis.function.__doc__ or ""),
             "",
-            table_of(analysis, trace),
+            table_of(analysis, trace, reasons),
             "",
         ]
     return "\n".join(lines)
+
+
+def _name_and_needs(analysis: Analysis) -> list[str]:
+    """Return the line on an analysis's name in Python, if that is another one, and on the levels that it needs."""
+    name = [] if analysis.name == analysis.id.replace("-", "_") else [f"`xsp.analyses.{analysis.name}`"]
+    needs = [f"needs {', '.join(level.name for level in analysis.needs)}"] if analysis.needs else []
+    return [" · ".join([*name, *needs]), ""] if name or needs else []
 
 
 def markdown(docstring: str) -> str:
@@ -354,12 +360,16 @@ def markdown(docstring: str) -> str:
     return inspect.cleandoc(docstring).strip()
 
 
-def table_of(analysis: Analysis, trace: Trace) -> str:
-    """Return the columns of an analysis in words."""
+def table_of(analysis: Analysis, trace: Trace, reasons: set[str]) -> str:
+    """Return the columns of an analysis in words; `reasons` why others have none are not repeated."""
     try:
         return "Columns: " + ", ".join(f"`{name}`" for name in analysis(trace).columns) + "."
     except AnalysisError as error:
-        return f"The columns cannot be shown here, because the example trace lacks the data: {error}."
+        reason = str(error).removeprefix(f"{analysis.id} ({analysis.title})").lstrip(": ")
+        if reason in reasons:
+            return "The example lacks its data, as above."
+        reasons.add(reason)
+        return f"The example lacks its data: {reason}."
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ LAYERS = [
     | {"texts", "version"},
     {"fields"},
     {"cached", "callnames", "clock", "collector", "connections", "cost", "levels", "run", "transport"},
-    {"causal", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "table", "xsp_collectors"},
+    {"causal", "micromodels", "modelinputs", "modelname", "plugins", "rundir", "semconv", "serving", "table"}
+    | {"xsp_collectors"},
     {"device"},
     {"importers", "samples", "sections"},
     {"correlate", "terminal"},
@@ -63,6 +64,7 @@ FOR_COLLECTORS = {
     "plugins",
     "schema",
     "scrub",
+    "serving",
     "subjects",
     "testing",
 }
@@ -156,7 +158,9 @@ def test_a_collector_brings_nothing_into_the_measured_process_but_what_it_observ
         if top == "xsp":
             assert part(module) in FOR_COLLECTORS, module
         else:
-            assert top in {"cupti", "numpy", "torch", "xsp_collectors", *sys.stdlib_module_names}, module
+            assert top in {"cupti", "numpy", "torch", "transformers", "xsp_collectors", *sys.stdlib_module_names}, (
+                module
+            )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ RUN/
   steps/000004.parquet one segment per step, columns as in `xsp.schema.COLUMNS`
   before/000004.parquet what was recorded before the step, if collectors were on already; the same columns
   samples/000000.parquet samples of power, clocks, memory, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
+  serving/000000.parquet requests that engines served, and the steps of these engines, in portions; columns of spans
   loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
   loop2.rows           the same rows while the run goes on, as 64-bit numbers; see `xsp.store.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
@@ -51,6 +52,9 @@ RUN_FILE = "run.json"
 STEPS = "steps"
 BEFORE = "before"
 SAMPLES = "samples"
+SERVING = "serving"
+"""Folder with the requests and the steps of engines, see `xsp.serving`."""
+
 INBOX = "arrived"
 """Folder with what a receiver accepted and has not put in order yet (`xsp.ingest`)."""
 
@@ -204,7 +208,7 @@ def _clear(run: Path) -> None:
             with contextlib.suppress(TraceError):  # keep a part that cannot be read
                 _clear(child)
                 _remove_empty(child)
-    for folder in (run / STEPS, run / BEFORE, run / SAMPLES, run / INBOX):
+    for folder in (run / STEPS, run / BEFORE, run / SAMPLES, run / SERVING, run / INBOX):
         if not folder.is_symlink():
             for file in [*folder.glob("[0-9]*.parquet"), *folder.glob(".*.part")]:
                 file.unlink(missing_ok=True)

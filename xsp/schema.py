@@ -35,6 +35,7 @@ class Kind(str, enum.Enum):
     RUN = "run"  # a whole run of a program; its steps link to it
     LOOP = "loop"  # rows of the table `loop` on their way over OTLP; it is in no table of spans
     USER = "user"  # a block that the user named
+    REQUEST = "request"  # a request that an engine served in several steps
     STEP = "step"  # one prediction or one training step
     BEFORE = "before"  # the time between the step before and a recorded one; only in the table `before`
     FORWARD = "forward"  # the outermost call of a module
@@ -163,7 +164,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("correlation_id", "BIGINT", "joins device work to its launch", "cuda.correlation_id"),
     Column("sequence_nr", "BIGINT", "joins a backward op to its forward op", "xsp.sequence_nr"),
     Column("forward_thread", "BIGINT", "thread on which the forward op of a backward op ran", "xsp.forward_thread"),
-    Column("status", "VARCHAR", "ok; error:<exception type>; unclosed", "xsp.status"),
+    Column("status", "VARCHAR", "ok; error:<exception type>; unclosed; of a request also cancelled", "xsp.status"),
     Column("key", "VARCHAR", "place in the structure of a step: the same span in another step has the same", "xsp.key"),
     Column("layer_index", "INTEGER", "position of the module call in execution order, from 0", "xsp.layer_index"),
     Column("depth", "INTEGER", "number of module calls around this one", "xsp.depth"),

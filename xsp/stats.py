@@ -145,6 +145,35 @@ def nearest_rank(count: int, share: float) -> int:
     return min(count - 1, max(0, math.ceil(round(share * count, 9)) - 1))
 
 
+def percentile_interval(
+    values: Array, share: float, confidence: float = CONFIDENCE
+) -> tuple[float | None, float, float | None]:
+    """Return the lower end, the value and the upper end of a percentile that is one of the values.
+
+    An end is None if too few values lie beyond the percentile to bound it.
+
+    Args:
+        values: in the order of measurement; at least one.
+        share: 0.99 for the 99th.
+        confidence: confidence level of the interval.
+    """
+    import numpy as np
+
+    ordered, n = np.sort(values), len(values)
+    value = ordered[nearest_rank(n, share)]
+    half_width = rank_half_width(values <= value, share, confidence)
+    low, high = math.floor(share * n - half_width) - 1, math.ceil(share * n + half_width)
+    return ordered[low].item() if low >= 0 else None, value.item(), ordered[high].item() if high < n else None
+
+
+def share_interval(share: float, count: int) -> Interval:
+    """Return a share of independent samples with Wilson's score interval (Wilson 1927)."""
+    square = NORMAL * NORMAL
+    centre = (share + square / (2 * count)) / (1 + square / count)
+    half = NORMAL * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
+    return Interval(max(0.0, centre - half), share, min(1.0, centre + half))
+
+
 def of_equal_weight(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """Return a series as values of equal weight, so that statistics that weigh all values equally apply to it.
 

@@ -43,7 +43,7 @@ def train() -> None:
 
 
 def test_all_of_them_are_entry_points_and_those_that_need_no_gpu_work_here():
-    everywhere = {"dataloading", "modules", "onednn", "torchops", "training"}
+    everywhere = {"batching", "dataloading", "modules", "onednn", "torchops", "training"}
     assert everywhere < set(plugins.names("xsp.collectors"))
     assert {each.name: each.reason for each in collectors() if each.reason and each.name in everywhere} == {}
 

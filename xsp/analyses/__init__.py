@@ -25,9 +25,9 @@ from xsp.analyses.model import Optimum, model_roofline, model_sweep, optimal_bat
 from xsp.errors import PluginError
 
 _SUBJECTS = (
-    "account", "phases", "loop", "kinds", "layer", "ops", "modules", "model", "kernel", "roofline", "utilisation",
-    "ledger", "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks", "critical",
-    "memory", "samples", "energy",
+    "account", "phases", "loop", "kinds", "requests", "layer", "ops", "modules", "model", "kernel", "roofline",
+    "utilisation", "ledger", "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks",
+    "critical", "memory", "samples", "energy",
 )  # fmt: skip
 """The built-in modules, in the order in which their tables are shown."""
 

@@ -30,11 +30,10 @@ def kinds_of_steps(trace: Trace) -> Table:
 
     The kinds of a program that xsp ran are those that it found; those of a trace of vLLM, SGLang, ATOM or TensorRT-LLM
     are from the annotations of its steps. `iteration_ms` is the mean time of an iteration with its 95 % interval, from
-    the account: from the end of the step before to the end of this one. In a trace of several annotated kinds it ends
-    when host and device are done with the step. `percent_of_time` is the share of all iterations, `device_ms` the
-    time in which the busiest device works on one. `requests`, `prefill_tokens` (of prompts) and `decode_tokens` (that
-    are added) are means of a step; `tokens_per_s` is of both sorts together. They are null if an annotation does not
-    state them. `--kind` gives other tables for a kind.
+    the account; in a trace of several annotated kinds it ends when host and device are done. `percent_of_time` is the
+    share of all iterations, `device_ms` the time in which the busiest device works on one. `requests`, `prefill_tokens`
+    (of prompts) and `decode_tokens` (that are added) are means of a step; `tokens_per_s` is of both together. They are
+    null if an annotation does not state them. `--kind` gives other tables for a kind.
     """
     accounted = account.of(trace)
     rows = [

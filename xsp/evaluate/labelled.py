@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from xsp import stats
 from xsp.errors import AnalysisError
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
@@ -15,9 +15,6 @@ from xsp.evaluate.quality import accuracy
 
 RANKED = ("argsort", "top_k")
 """Final steps whose output is a ranking of classes, best first, instead of scores."""
-
-Z = 1.959963984540054
-"""Quantile of the normal distribution: 95 % of the values are within this many standard deviations of the mean."""
 
 TOP_KS = 1, 5
 
@@ -64,9 +61,7 @@ def _hits(rows: Array, labels: Array, k: int, is_ranking: bool) -> float | None:
 
 def interval(share: float, count: int) -> list[float]:
     """Return the 95 % interval of a share of independent samples: Wilson's score interval (Wilson 1927)."""
-    centre = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
-    half = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count)) / (1 + Z * Z / count)
-    return [max(0.0, centre - half), min(1.0, centre + half)]
+    return list(stats.share_interval(share, count).ends)
 
 
 def percent_text(figures: Mapping[str, Any] | None, k: int = 1) -> str:

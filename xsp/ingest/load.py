@@ -272,6 +272,11 @@ def _load_files(
             rundir.check_inside(location, earlier)
             columns = set(table.check_parquet(con, earlier[0], COLUMNS, is_intact=False))
             _create_view(con, "before", earlier, columns, COLUMNS)
+        served = [file for folder in folders for file in rundir.numbered_tables(folder / rundir.SERVING)]
+        if location.is_dir() and served:
+            rundir.check_inside(location, served)
+            columns = set(table.check_parquet(con, served[0], COLUMNS, is_intact=False))
+            _create_view(con, "serving", served, columns, COLUMNS)
     if "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         from xsp.correlate import layers

@@ -18,20 +18,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, processes
+from xsp import clock, processes, serving
 from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import Calls
 from xsp.instrumentation.counts import Counts, sum_counts
+from xsp.instrumentation.requestspans import RequestSpans, served
 from xsp.instrumentation.sampling import MOST_OUTSIDE, Model, Models, Settings, bound_of, choose_call
 from xsp.levels import parse_levels
 from xsp.otlp.endpoint import endpoint
 from xsp.record.collecting import Collecting
 from xsp.schema import Level
+from xsp.serving import Engine, RunningStep
 
 if TYPE_CHECKING:
     from xsp.instrumentation.provider import Tracing
@@ -44,7 +45,6 @@ _lock = threading.RLock()
 """Held while handles are added and removed."""
 
 _logger = logging.getLogger("xsp")
-_serving: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_serving", default=None)
 
 
 def instrument(
@@ -112,9 +112,12 @@ class Instrumented:
         settings = Settings(sample, bound, rung, names, whole_process, self._tracing, otlp)
         self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
+        self._engine = Engine(self._models[0].name, models[0])
+        self._engine_notes: list[str] = []
+        self._requests = RequestSpans(self._models, self._note)
         with _lock:
             self._process = _active or _Process(collecting)
-            self._process.add(self._models, collecting)
+            self._process.add(self._models, collecting, self._requests)
         atexit.register(self.close)
 
     # --- the handle -----------------------------------------------------------------------------------------
@@ -145,7 +148,12 @@ class Instrumented:
         collecting = self._process.collecting
         lines = [f"{note['source']}: {note['text']}" for note in collecting.notes]
         lines += [f"{name}: {reason}" for name, reason in sorted(collecting.absent.items())]
-        return lines + [hint for model in self._models if (hint := model.hint()) is not None]
+        return lines + self._engine_notes + [hint for model in self._models if (hint := model.hint()) is not None]
+
+    def _note(self, text: str) -> None:
+        """Keep a sentence on what an engine stated, and log it."""
+        self._engine_notes.append(text)
+        _logger.warning("%s", text)
 
     @contextlib.contextmanager
     def batch(self, requests: Iterable[Any]) -> Iterator[None]:
@@ -158,15 +166,49 @@ class Instrumented:
         Args:
             requests: OpenTelemetry contexts, spans or span contexts.
         """
-        token = _serving.set(tuple(requests))
+        token = served.set(tuple(requests))
         try:
             yield
         finally:
-            _serving.reset(token)
+            served.reset(token)
+
+    def engine(self, requests: Iterable[Sequence[Any]]) -> RunningStep:
+        """Return the context of a step in which an engine calls the model for several requests.
+
+        A request is served in many steps. Its span has its arrival, its end and what its time went to, and links to the
+        steps; a step that serves a chosen request is a trace of its own, with the model's call in it. For engines of
+        several models use `xsp.serving.Engine`. Nothing raises: what is stated wrongly is in `notes`, and logged once.
+
+        Args:
+            requests: for each request its id, `prefill` or `decode`, its tokens in this step, and optionally how many
+                tokens the step generates for it; default: those of decode, and one at the end of a prompt.
+        """
+        return self._engine.step(requests)
+
+    def arrive(self, request: Any, prompt_tokens: int | None = None, at_ns: int | None = None) -> None:
+        """State that a request arrived, in the span that is current; without it its time in a queue is unknown.
+
+        Args:
+            request: its id, for `engine` and `finish`.
+            prompt_tokens: tokens of its prompt; needed if its prefill is cut into several steps.
+            at_ns: when it arrived, of `time.perf_counter_ns`; default: now.
+        """
+        self._engine.arrive(request, prompt_tokens, at_ns)
+
+    def finish(self, request: Any, status: str = "ok", at_ns: int | None = None) -> None:
+        """State that a request ended.
+
+        Args:
+            request: its id.
+            status: `ok`, `cancelled` or `error:<exception type>`.
+            at_ns: when it ended, of `time.perf_counter_ns`; default: now.
+        """
+        self._engine.finish(request, status, at_ns)
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until all recorded spans are delivered or lost; return False if that takes over `timeout` seconds."""
         deadline = time.monotonic() + timeout
+        self._requests.drain()
         outcomes = [model.tally.wait(max(0.0, deadline - time.monotonic())) for model in self._models]
         return all(outcomes) and bool(self._tracing.flush(max(0.0, deadline - time.monotonic())))
 
@@ -178,7 +220,8 @@ class Instrumented:
             self._closed = True
             atexit.unregister(self.close)
             deadline = time.monotonic() + timeout
-            is_last = self._process.remove(self._models, deadline)
+            is_last = self._process.remove(self._models, deadline, self._requests)
+        self._requests.close()
         for model in self._models:
             if not model.tally.wait(max(0.0, deadline - time.monotonic())):
                 model.tally.give_up("not delivered when the handle was closed")
@@ -202,31 +245,38 @@ class _Process:
         self.collecting, self._models = collecting, Models()
         self.calls = Calls(collecting)
         self._handles: list[list[Model]] = []
+        self._requests: list[RequestSpans] = []
         collecting.open(self._listener())
         _active = self
         processes.call_in_children(_restart_in_child)
 
-    def add(self, models: list[Model], collecting: Collecting) -> None:
+    def add(self, models: list[Model], collecting: Collecting, requests: RequestSpans) -> None:
         """Instrument models.
 
         Args:
             models: the models of one handle.
             collecting: the collectors that the handle needs.
+            requests: takes the requests of engines that call the models.
         """
+        self._requests.append(requests)
+        serving.attach(requests)
         if collecting is not self.collecting:
             self.calls.widen(collecting, self._listener())
         self._handles.append(models)
         self._models.add(models)
         self.calls.set_depth(self._rung())
 
-    def remove(self, models: list[Model], deadline: float) -> bool:
+    def remove(self, models: list[Model], deadline: float, requests: RequestSpans) -> bool:
         """Remove the models of a handle once their calls have ended; return whether it was the last handle.
 
         Args:
             models: the models of the handle.
             deadline: deadline for the calls, of `time.monotonic`.
+            requests: as for `add`.
         """
         global _active
+        serving.detach(requests)
+        self._requests.remove(requests)
         self._models.remove(models)
         self._handles = [handle for handle in self._handles if handle is not models]
         self.calls.wait_until_ended(set(models), deadline)
@@ -248,7 +298,7 @@ class _Process:
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span
 
-        begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, _serving.get
+        begin, call_end, serving = Signal.CALL_BEGIN, Signal.CALL_END, served.get
         models_by_id, outermost = self._models.by_id, self._models.outermost
         low_bits, open_calls, end = TraceIdRatioBased.TRACE_ID_LIMIT, self.calls.running, self.calls.end
 
@@ -288,6 +338,8 @@ class _Process:
         """Start again in a forked process: the threads and the second process stayed with the parent."""
         global _active
         was_recording = self.calls.forget()
+        for requests in self._requests:
+            requests.renew()
         self.calls = Calls(self.collecting)
         for model in (model for models in self._handles for model in models):
             model.renew()

@@ -34,6 +34,8 @@ from xsp.instrumentation.worker import (
     level_resource,
     pack,
 )
+from xsp.schema import Level
+from xsp.serving import CANCELLED
 from xsp.version import __version__
 
 SCOPE = "xsp"
@@ -80,7 +82,7 @@ class Tracing:
         """Hand finished spans to the service's processors.
 
         Args:
-            trace_id: the trace id of all spans.
+            trace_id: the trace id of the spans that state none.
             spans: the spans, parents first.
 
         Returns:
@@ -101,14 +103,18 @@ class Tracing:
         return bool(self._processor.force_flush(max(1, int(timeout_s * 1000))))
 
     def _readable_span(self, trace_id: int, span: FinishedSpan) -> ReadableSpan:
-        sampled = TraceFlags(TraceFlags.SAMPLED)
+        sampled, parent = TraceFlags(TraceFlags.SAMPLED), None
+        trace_id = int(span.trace_id, 16) if span.trace_id else trace_id
+        if span.parent_id:
+            parent = SpanContext(trace_id, int(span.parent_id, 16), is_remote=False, trace_flags=sampled)
         return ReadableSpan(
             name=span.name,
             context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=sampled),
-            parent=SpanContext(trace_id, int(span.parent_id, 16), is_remote=False, trace_flags=sampled),
+            parent=parent,
+            links=span.links,
             resource=self._resource_of(span.level),
             attributes=span.attributes,
-            status=Status() if span.status == "ok" else Status(StatusCode.ERROR, span.status),
+            status=Status() if span.status in ("ok", CANCELLED) else Status(StatusCode.ERROR, span.status),
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=self._scope,
@@ -116,7 +122,8 @@ class Tracing:
 
     def _resource_of(self, level: int) -> Resource:
         if level not in self._resources:
-            self._resources[level] = Resource(level_resource(self.resource, level))
+            own = self.resource if level == Level.APPLICATION else level_resource(self.resource, level)
+            self._resources[level] = Resource(own)
         return self._resources[level]
 
 

@@ -199,7 +199,7 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
         trace.get_current_span(request) if isinstance(request, context.Context) else request for request in requests
     ]
     span_contexts = [span if isinstance(span, trace.SpanContext) else span.get_span_context() for span in spans]
-    eligible = [span_context for span_context in span_contexts if _is_chosen(span_context, model.bound)]
+    eligible = [span_context for span_context in span_contexts if is_chosen(span_context, model.bound)]
     if not eligible:
         return None
     current = trace.get_current_span().get_span_context()
@@ -217,7 +217,8 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
     )
 
 
-def _is_chosen(context: Any, bound: int) -> bool:
+def is_chosen(context: Any, bound: int) -> bool:
+    """Return whether a request of this span context is sampled by the service, and chosen by its trace id."""
     from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 
     sampled: bool = context.trace_flags.sampled

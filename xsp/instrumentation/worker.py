@@ -71,6 +71,11 @@ class FinishedSpan(NamedTuple):
     """Status as in the table: `ok`, `error:<exception type>`, …"""
 
     attributes: dict[str, Any]
+    trace_id: str = ""
+    """Its trace; empty for that of the call."""
+
+    links: tuple[Any, ...] = ()
+    """Links of OpenTelemetry's API; none of spans that come from the second process."""
 
 
 class Answer(NamedTuple):

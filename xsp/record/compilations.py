@@ -29,13 +29,25 @@ def compilations(since_ns: int) -> list[dict[str, Any]]:
     Args:
         since_ns: nanoseconds since the epoch.
     """
-    dynamo = sys.modules.get("torch._dynamo.utils")
     try:
-        notes = list(dynamo.get_compilation_metrics()) if dynamo is not None else []
-        found = [_content(note) for note in notes[-MOST:]]
+        found = [_content(note) for note in _notes()]
     except Exception:  # private to torch: another version may keep other notes, or none
         return []
     return [each for each in found if each["start_ns"] >= since_ns]
+
+
+def latest_compilations() -> list[tuple[int, int]]:
+    """Return start and end of the compilations that torch still knows, in nanoseconds since the epoch."""
+    try:
+        times = [(note.start_time, note.entire_frame_compile_time_s or 0.0) for note in _notes()]
+        return [(round(start_s * 1e9), round((start_s + seconds) * 1e9)) for start_s, seconds in times]
+    except Exception:  # private to torch, as above
+        return []
+
+
+def _notes() -> list[Any]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return list(dynamo.get_compilation_metrics())[-MOST:] if dynamo is not None else []
 
 
 def _content(note: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xsp import clock, identity, plugins, processes, rundir
+from xsp import clock, identity, plugins, processes, rundir, serving
 from xsp.collector import Collector, Kernels
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
@@ -21,6 +21,7 @@ from xsp.record.calibration import LIMIT_SHARE, boundary_cost
 from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
+from xsp.record.requests import StoredRequests
 from xsp.record.schedule import DescribeOnce, Schedule
 from xsp.record.settings import Settings, name_and_path, sample_count
 from xsp.record.step import UNCLOSED, Step
@@ -151,6 +152,7 @@ class profile:
         since when the budget counts the end, of `xsp.clock.monotonic_ns`."""
 
         self._writer: Writer
+        self._requests: StoredRequests
 
     @property
     def schedule(self) -> Schedule:
@@ -232,6 +234,8 @@ class profile:
         processes.call_in_children(_forget, before=_close_window)
         _active = self
         blocks.activate(self._steps.blocks)
+        self._requests = StoredRequests(self._writer, self._identity, functools.partial(collecting.note, "engine"))
+        serving.attach(self._requests)
         self._steps.progress.begin(self.out)
         account = self._steps.account
         account.start_ns = account.launch_ns + clock.monotonic_ns() - began_ns - collecting.import_ns
@@ -285,6 +289,7 @@ class profile:
         except BaseException:  # another interrupt: nothing that is installed stays
             _active = None
             blocks.activate(None)
+            self._requests.abandon()
             self._steps.collecting.close(calibrate=False)
             self._writer.close(0.0)
             raise
@@ -310,6 +315,7 @@ class profile:
         _active = None
         blocks.activate(None)
         costs = steps.collecting.close(with_passing=steps.quiet.has_passed, limit_ns=limit_ns) | boundary_costs
+        self._requests.close()
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
         if error_type is not None:
@@ -537,6 +543,7 @@ def _forget() -> None:
     block, _active = _active, None
     blocks.activate(None)
     if block is not None:
+        serving.detach(block._requests)
         block.records, block.has_explicit_steps = False, True  # step detection finds none here
         block._writer.forget()
         block._steps.forget()

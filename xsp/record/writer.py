@@ -102,6 +102,10 @@ class Writer(transport.SecondProcess):
         """
         return self.ask(("loop", loop, offset_ns), transport.STUCK_S) is not None
 
+    def add_requests(self, rows: Sequence[Span]) -> bool:
+        """Store requests and engine steps, at least one row; return whether they are on the disk now."""
+        return self.ask(("requests", _columns(rows)), transport.STUCK_S) is not None
+
     def finish(self, run: dict[str, Any]) -> dict[str, Any] | None:
         """Write the final `run.json` and the merged step; return a report on them, None if that failed."""
         return self.ask(("finish", json.dumps(run)))
@@ -154,6 +158,7 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
         "open": lambda: store() is not None,
         "step": add,
         "loop": lambda *rows: store().add_to_loop(*rows),
+        "requests": lambda columns: store().add_requests(columns),
         "deliver": lambda *target: store().deliver_to(*target),
         "sample": lambda *sources: store().sample(*sources),
     }

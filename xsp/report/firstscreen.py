@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from xsp import account
 from xsp.account import Account, Iterations, Side
 from xsp.account.kinds import sentence as kinds_sentence
+from xsp.account.requests import sentence as requests_sentence
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, AdviceContext, Needs
@@ -123,7 +124,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         f"where the time of {_subject(accounted)} goes",
         trace.run.budget,
         trace.name,
-        kinds_sentence(trace, accounted) if trace.run.imported is not None else "",
+        (kinds_sentence(trace, accounted) if trace.run.imported is not None else "") or requests_sentence(trace),
     )
 
 

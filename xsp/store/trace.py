@@ -13,6 +13,7 @@ import duckdb
 from xsp import stats, table
 from xsp.run import Run
 from xsp.schema import COLUMNS, LOOP_COLUMNS, SAMPLE_COLUMNS, Level
+from xsp.serving import COLLECTOR
 
 T = TypeVar("T")
 
@@ -85,12 +86,13 @@ class Rung:
 class Trace:
     """Spans in tables for SQL queries, and `run`, the content of `run.json` (see `xsp.run.Run`).
 
-    The engine holds five tables or views. `spans` has every span of every recorded step, and `merged` one step with
+    The engine holds six tables or views. `spans` has every span of every recorded step, and `merged` one step with
     true times (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` also has those of
     `xsp.schema.MERGED_COLUMNS`. `loop` has a row for each step that the program ran, recorded or not, with the columns
     of `xsp.schema.LOOP_COLUMNS`; it is empty if the source has no loop. `samples` has the values that were read from
     devices and machine during the run, with the columns of `xsp.schema.SAMPLE_COLUMNS`; it is empty without sampling.
     `before` has the columns of `spans`, and what was recorded in the iterations of recorded steps before these began.
+    `serving` has the columns of `spans`, and the requests and all steps of engines, see `xsp.serving`.
     """
 
     def __init__(
@@ -117,6 +119,8 @@ class Trace:
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS), ("before", COLUMNS)):
             if not table.has_table(con, name):
                 table.create(con, name, columns)
+        if not table.has_table(con, "serving"):  # of a service, whose spans were received
+            con.execute(f"CREATE VIEW serving AS SELECT * FROM spans WHERE collector = '{COLLECTOR}'")
 
     def __repr__(self) -> str:
         """Return the text that a notebook shows: name, number of spans and steps, and directory or file."""

@@ -69,6 +69,16 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             table.write_columns(correlate_columns(earlier), path, self._con)
 
+    def add_requests(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Write a portion of requests and engine steps, as the values of each of `COLUMNS`."""
+        portions = rundir.numbered_tables(self._run / rundir.SERVING)
+        path = self._run / rundir.SERVING / f"{len(portions):06d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        try:
+            table.write_columns(columns, path, self._con)
+        except (UnicodeError, duckdb.InvalidInputException):
+            table.write_columns([list(map(table.text, values)) for values in columns], path, self._con)
+
     def add_to_loop(self, rows: bytes, offset_ns: int) -> None:
         """Append rows of the loop; see `xsp.record.loop`. Rows that cannot be written are counted."""
         try:

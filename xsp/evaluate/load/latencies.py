@@ -156,13 +156,8 @@ def of_percentile(values: NDArray[np.int64], share: float, confidence: float = s
         confidence: confidence level of the interval.
     """
     _check_percentile(values, share)
-    ordered, n = np.sort(values), len(values)
-    index = stats.nearest_rank(n, share)
-    value = int(ordered[index])
-    half_width = stats.rank_half_width(values <= value, share, confidence)
-    low, high = math.floor(share * n - half_width) - 1, math.ceil(share * n + half_width)
-    # if a rank lies outside of the values, there are too few of them to bound that end
-    return Percentile(share, value, int(ordered[low]) if low >= 0 else None, int(ordered[high]) if high < n else None)
+    low, value, high = stats.percentile_interval(values, share, confidence)
+    return Percentile(share, int(value), None if low is None else int(low), None if high is None else int(high))
 
 
 def _check_percentile(values: NDArray[np.int64], share: float) -> None:

@@ -1,0 +1,217 @@
+"""Tables of requests that engines served: planted causes are named, and figures are those of the schedule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import Told
+
+import xsp
+from xsp import analyses, serving
+from xsp.account.requests import figures, goodput, reasons, requests, sentence, steps, token_gaps
+from xsp.errors import AnalysisError
+from xsp.record.requestrows import request_row, step_row
+from xsp.report.firstscreen import first_screen
+from xsp.serving import PARTS, Engine, EngineStep, Part
+from xsp.store.trace import Trace
+from xsp.testing import spans, trace_of
+
+MS = 1_000_000
+
+
+def trace(statements: Sequence[tuple[Any, ...]]) -> Trace:
+    """Return the trace of an engine; times are milliseconds."""
+    engine, log = Engine("mine"), Told()
+    for name, *arguments in statements:
+        if name == "step":
+            start, end, *parts = arguments
+            log.put(engine, "step", EngineStep(start * MS, end * MS, [Part(*part) for part in parts]))
+        else:
+            request, at, *rest = arguments
+            log.put(engine, name, request, at * MS, *rest)
+    log.close()
+    rows = [step_row(engine, number, step, 0) for number, step in log.steps]
+    rows += [request_row(engine, account, 0) for account in log.accounts]
+    rows = [row._replace(span_id=f"{number:016x}") for number, row in enumerate(rows)]
+    found = trace_of([*spans("step s 0-9000"), *rows])
+    found.con.execute("CREATE OR REPLACE VIEW serving AS SELECT * FROM spans WHERE collector = 'serving'")
+    return found
+
+
+def served(count: int, start: int = 0) -> list[tuple[Any, ...]]:
+    """Return requests that come one after the other, with three tokens each."""
+    statements: list[tuple[Any, ...]] = []
+    for number in range(count):
+        at, name = start + 100 * number, f"r{start + number}"
+        statements += [
+            ("arrive", name, at, 5),
+            ("step", at + 1, at + 11, (name, "prefill", 5)),
+            ("step", at + 13, at + 23, (name, "decode", 1)),
+            ("step", at + 24, at + 34, (name, "decode", 1)),
+            ("finish", name, at + 35, "ok"),
+        ]
+    return statements
+
+
+def named(found: Trace) -> dict[str, str]:
+    return {key[2]: reason for key, reason in reasons(found).items()}
+
+
+def test_each_request_has_what_its_latency_went_to_the_longest_first() -> None:
+    found = trace(
+        [
+            *served(20),
+            ("arrive", "late", 5000),
+            ("step", 5060, 5070, ("late", "prefill", 5)),
+            ("finish", "late", 5071, "ok"),
+        ]
+    )
+    table = analyses.requests(found)
+    columns = table.columns
+    rows = [dict(zip(columns, row, strict=True)) for row in table.fetchall()]
+    assert (rows[0]["request"], rows[0]["latency_ms"], rows[0]["queue_ms"], rows[0]["slow_by"]) == (
+        "late",
+        71,
+        60,
+        "queue",
+    )
+    for row in rows:
+        assert sum(row[f"{name}_ms"] for name in PARTS) == pytest.approx(row["latency_ms"])
+    assert (rows[1]["ttft_ms"], rows[1]["tpot_ms"], rows[1]["host_ms"]) == (11, 11.5, 4)
+
+
+def test_a_long_neighbour_preemption_and_long_answers_are_told_apart() -> None:
+    quiet = served(18)
+    neighbour = [
+        ("arrive", "hit", 5000, 5), ("arrive", "long", 5005, 2000),
+        ("step", 5001, 5011, ("hit", "prefill", 5)),
+        ("step", 5013, 5313, ("hit", "decode", 1), ("long", "prefill", 2000)),
+        ("finish", "hit", 5314, "ok"),
+        ("finish", "long", 5315, "cancelled"),
+    ]  # fmt: skip
+    assert named(trace([*quiet, *neighbour])) == {"hit": "prefill of long", "long": "its own tokens"}
+    preempted = [
+        ("arrive", "out", 5000, 5),
+        ("step", 5001, 5011, ("out", "prefill", 5)), ("step", 5012, 5512, ("other", "decode", 1)),
+        ("step", 5513, 5520, ("out", "decode", 1)), ("finish", "out", 5521, "ok"),
+    ]  # fmt: skip
+    assert named(trace([*quiet, ("arrive", "other", 4999), *preempted]))["out"] == "preempted"
+
+
+def test_figures_are_those_of_the_schedule() -> None:
+    found = trace(served(40))
+    values = {each.name: each for each in figures(found)}
+    assert values["time to first token p50"].value == 11
+    assert values["latency p99"].value == 35
+    assert values["time between tokens p50"].value in (11, 12)
+    assert values["output tokens"].value == pytest.approx(120 / 3.935)
+    assert values["time to first token p50"].observations == 40
+    assert sorted(token_gaps(found)) == [11 * MS] * 40 + [12 * MS] * 40
+    assert [row[0] for row in analyses.request_figures(found).fetchall()] == list(values)
+
+
+def test_a_sentence_says_what_latencies_went_to_and_which_request_was_slowest() -> None:
+    late = [("arrive", "late", 5000), ("step", 5965, 5970, ("late", "prefill", 5)), ("finish", "late", 5971, "ok")]
+    found = trace([*served(20), *late])
+    assert sentence(found) == (
+        "Requests: 21 ended, median latency 35.0 ms, first token after 11.0 ms; of all latencies 59 % queue, "
+        "36 % own tokens, 5 % host between steps. Slowest: late, 971 ms (queue)."
+    )
+    assert sentence(found) in first_screen(found).kinds
+    assert sentence(trace_of(spans("step s 0-9"))) == ""
+
+
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
+    found = trace([*served(30), ("arrive", "gone", 4000), ("finish", "gone", 4001, "cancelled")])
+    assert goodput(found).share.value == pytest.approx(30 / 31)
+    assert goodput(found, ttft_ms=10.9).share.value == 0
+    kept = goodput(found, ttft_ms=11, tpot_ms=12, latency_ms=35)
+    assert kept.share.low < kept.share.value < kept.share.high
+    assert kept.per_s == pytest.approx(30 / 4.001)
+
+
+def test_chunks_of_a_prompt_are_no_time_between_tokens() -> None:
+    found = trace([
+        ("arrive", "a", 0), ("step", 0, 10, ("a", "prefill", 10)), ("step", 10, 20, ("a", "prefill", 10)),
+        ("step", 20, 35, ("a", "decode", 1)), ("finish", "a", 36, "ok"),
+    ])  # fmt: skip
+    assert token_gaps(found) == [15 * MS]
+    assert requests(found)[0].ttft_ns == 20 * MS
+
+
+def test_steps_have_their_kind_and_the_gap_before() -> None:
+    found = trace([
+        ("arrive", "a", 0), ("arrive", "b", 0), ("step", 1, 11, ("a", "prefill", 4)),
+        ("step", 14, 20, ("a", "decode", 1), ("b", "prefill", 7)), ("step", 21, 25),
+        ("step", 26, 30, ("b", "decode", 1)),
+    ])  # fmt: skip
+    table = analyses.engine_steps(found)
+    rows = table.select("kind, ms, gap_ms, requests, prefill_tokens, decode_tokens").fetchall()
+    assert rows == [
+        ("prefill", 10, None, 1, 4, 0), ("mixed", 6, 3, 2, 7, 1), ("idle", 4, 1, 0, 0, 0), ("decode", 4, 1, 1, 0, 1)
+    ]  # fmt: skip
+    kinds = analyses.engine_kinds(found).select("kind, steps, round(percent_of_time), gap_ms, tokens_per_s").fetchall()
+    assert kinds == [
+        ("prefill", 1, 42, None, 400), ("mixed", 1, 25, 3, pytest.approx(8 / 0.006)), ("idle", 1, 17, 1, 0),
+        ("decode", 1, 17, 1, 250),
+    ]  # fmt: skip
+
+
+def test_without_engines_the_tables_say_what_to_do() -> None:
+    plain = trace_of(spans("step s 0-9"))
+    for name in ("requests", "request-figures", "engine-steps", "engine-kinds"):
+        with pytest.raises(AnalysisError, match=r"traced\.engine"):
+            analyses.ANALYSES[name](plain)
+    with pytest.raises(AnalysisError, match="no request of an engine that ended"):
+        goodput(plain)
+
+
+@pytest.mark.slow
+def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net, engine = torch.nn.Linear(8, 8).eval(), Engine("mine")
+    with xsp.profile("served", out=tmp_path / "run", warmup=1) as prof:
+        for number in range(60):
+            engine.arrive(number, prompt_tokens=2)
+            for phase in ("prefill", "decode"):
+                with prof.step(), engine.step([(number, phase, 2 if phase == "prefill" else 1)]):
+                    net(torch.ones(2, 8))
+            engine.finish(number)
+        engine.arrive("open")
+    assert serving._sinks == []
+    found = xsp.load(tmp_path / "run")
+    assert len(steps(found)) == 120
+    assert len(requests(found)) == 61
+    assert {each.status for each in requests(found)} == {"ok", "unclosed"}
+    for each in requests(found):
+        assert sum(each.parts.values()) == each.latency_ns
+    notes = json.dumps(json.loads((tmp_path / "run" / "run.json").read_text())["notes"])
+    assert notes.count("1 request never ended ('open')") == 1
+    assert not found.con.execute("SELECT 1 FROM spans WHERE collector = 'serving'").fetchall()
+    found.con.close()
+    with xsp.profile("served", out=tmp_path / "run", warmup=1, overwrite=True) as prof:
+        for _ in range(8):
+            with prof.step():
+                net(torch.ones(2, 8))
+    assert not requests(xsp.load(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_compilation_is_named_in_a_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    net, engine = torch.compile(torch.nn.Linear(8, 8).eval(), backend="eager", dynamic=False), Engine("mine")
+    with xsp.profile("compiled", out=tmp_path / "run", warmup=1, every=10) as prof:
+        for number in range(40):
+            engine.arrive(number, prompt_tokens=2)
+            with prof.step(), engine.step([(number, "prefill", 2)]):
+                net(torch.ones(2 + (number == 20), 8))
+            engine.finish(number)
+    found = {each.request: each for each in requests(xsp.load(tmp_path / "run"))}
+    for name in ("0", "20"):
+        assert found[name].parts["compiling"] > 0.3 * found[name].latency_ns
+    assert found["30"].parts["compiling"] == 0

@@ -1,0 +1,365 @@
+"""Requests that engines served: what the time of each went to, figures of all, and why some were slow.
+
+- Time to the first token (TTFT): from the arrival of a request to the end of the step that computed its first token.
+- Time between tokens (inter-token latency, ITL): between successive steps that computed tokens of a request.
+- Time per output token (TPOT): a request's time from its first to its last token ÷ its further tokens.
+- Goodput: requests a second that keep every stated limit on TTFT, TPOT and latency.
+
+A token counts when its step ends; what the engine does with it afterwards is `host`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from xsp import stats
+from xsp.errors import AnalysisError
+from xsp.serving import DECODE, KINDS, PARTS
+from xsp.store.trace import Trace
+from xsp.texts import ns_text
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+SLOW_SHARE = 0.1
+"""Share of the requests that count as slow: those with the longest latencies."""
+
+WAITING = tuple(name for name in PARTS if not name.startswith("own_"))
+"""Parts that do not compute tokens of the request itself."""
+
+
+class Request(NamedTuple):
+    """A request that an engine served; times in nanoseconds."""
+
+    rank: int
+    engine: str
+    request: str
+    status: str
+    start_ns: int
+    latency_ns: int
+    parts: dict[str, int]
+    """What its latency went to, by the names of `xsp.serving.PARTS`; they add up to it."""
+
+    ttft_ns: int | None
+    first_parts: dict[str, int] | None
+    """The same of the time to its first token."""
+
+    last_token_ns: int | None
+    """From its arrival to its last token."""
+
+    prompt_tokens: int
+    output_tokens: int
+    steps: int
+    has_arrival: bool
+    """Whether its arrival is known; else its time in the queue is not."""
+
+    neighbour: str | None
+    """The other request whose prefill took most of its time, and `neighbour_ns`."""
+
+    neighbour_ns: int
+
+    @property
+    def tpot_ns(self) -> float | None:
+        """Time per output token after the first; None of a request with fewer than two."""
+        if self.ttft_ns is None or self.last_token_ns is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_ns - self.ttft_ns) / (self.output_tokens - 1)
+
+
+class ServedStep(NamedTuple):
+    """A step of an engine; times in nanoseconds."""
+
+    rank: int
+    engine: str
+    number: int
+    kind: str
+    start_ns: int
+    dur_ns: int
+    requests: int
+    prefill_tokens: int
+    decode_tokens: int
+    parts: Sequence[tuple[str, str, int, int | None]]
+    """For each request its id, phase and tokens, and the tokens that the step generated for it, if stated."""
+
+
+def requests(trace: Trace) -> list[Request]:
+    """Return the requests that ended while the trace was recorded, by arrival; empty without engines."""
+    return trace.cached("served requests", lambda: [_request(*row) for row in _rows(trace, "xsp.serving.request")])
+
+
+def steps(trace: Trace) -> list[ServedStep]:
+    """Return all steps of engines, by start; empty without engines."""
+    return trace.cached("served steps", lambda: [_step(*row) for row in _rows(trace, "xsp.serving.parts")])
+
+
+def _rows(trace: Trace, key: str) -> list[tuple[Any, ...]]:
+    """Return the rows of `serving` whose attributes have a key. Their kind may be that of a trace's root instead."""
+    return trace.con.execute(
+        "SELECT coalesce(rank, 0), status, start_ns, dur_ns, attributes FROM serving "
+        f"WHERE json_valid(attributes) AND json_exists(attributes, '$.\"{key}\"') ORDER BY start_ns, span_id"
+    ).fetchall()
+
+
+def _request(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Request:
+    values = json.loads(text)
+
+    def parts(prefix: str) -> dict[str, int]:
+        return {name: int(values.get(f"{prefix}{name}_ns", 0)) for name in PARTS}
+
+    ttft_ns = values.get("xsp.serving.first_token_ns")
+    return Request(
+        rank, values.get("xsp.serving.engine", ""), values["xsp.serving.request"], status, start_ns, dur_ns,
+        parts("xsp.serving."), ttft_ns, parts("xsp.serving.first_token.") if ttft_ns is not None else None,
+        values.get("xsp.serving.last_token_ns"), values.get("gen_ai.usage.input_tokens", 0),
+        values.get("gen_ai.usage.output_tokens", 0), values.get("xsp.serving.steps", 0),
+        bool(values.get("xsp.serving.arrival_stated")), values.get("xsp.serving.largest_prefill"),
+        values.get("xsp.serving.largest_prefill_ns", 0),
+    )  # fmt: skip
+
+
+def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> ServedStep:
+    values = json.loads(text)
+    parts = [tuple(part) for part in json.loads(values["xsp.serving.parts"])]
+    return ServedStep(
+        rank, values.get("xsp.serving.engine", ""), values.get("xsp.serving.number", 0),
+        KINDS[values.get("step_kind", 0)], start_ns, dur_ns, len(parts), values.get("prefill_tokens", 0),
+        values.get("decode_tokens", 0), parts,
+    )  # fmt: skip
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+class Figure(NamedTuple):
+    """A figure of all requests with its 95 % interval; an end is None if there are too few values to bound it."""
+
+    name: str
+    unit: str
+    value: float
+    low: float | None
+    high: float | None
+    observations: int
+    """Number of values."""
+
+
+def token_gaps(trace: Trace) -> list[int]:
+    """Return the times between successive tokens of each request in nanoseconds, in the order of time."""
+    latest: dict[tuple[int, str, str], int] = {}
+    gaps = []
+    for step in steps(trace):
+        end_ns = step.start_ns + step.dur_ns
+        for request, phase, _, new in step.parts:
+            key = (step.rank, step.engine, request)
+            # a prompt may be read in several steps, of which only the last one adds a token
+            if phase == DECODE and key in latest and (new is None or new > 0):
+                gaps.append(end_ns - latest[key])
+            if new is None or new > 0:
+                latest[key] = end_ns
+    return gaps
+
+
+def figures(trace: Trace) -> list[Figure]:
+    """Return percentiles of TTFT, ITL, TPOT and latency in milliseconds, and rates, of requests that ended well."""
+    import numpy as np
+
+    ended = [each for each in requests(trace) if each.status == "ok"]
+    ended.sort(key=lambda each: each.start_ns + each.latency_ns)
+    series: dict[str, Iterable[float]] = {
+        "time to first token": [each.ttft_ns for each in ended if each.ttft_ns is not None and each.has_arrival],
+        "time between tokens": token_gaps(trace),
+        "time per output token": [tpot for each in ended if (tpot := each.tpot_ns) is not None],
+        "latency": [each.latency_ns for each in ended],
+        "queue": [each.parts["queue"] for each in ended if each.has_arrival],
+    }
+    found = []
+    for name, times in series.items():
+        values = np.array(list(times), float)
+        for label, share in SHARES.items() if len(values) else ():
+            low, value, high = (None if end is None else end / 1e6 for end in stats.percentile_interval(values, share))
+            found.append(Figure(f"{name} {label}", "ms", value or 0.0, low, high, len(values)))
+    if (seconds := _seconds(ended)) > 0:
+        output = sum(each.output_tokens for each in ended)
+        prompts = sum(each.prompt_tokens for each in ended)
+        rates = {"requests": len(ended), "output tokens": output, "prompt tokens": prompts}
+        found += [Figure(name, "/s", count / seconds, None, None, count) for name, count in rates.items()]
+    return found
+
+
+class KindOfStep(NamedTuple):
+    """Steps of one kind of an engine; times in nanoseconds."""
+
+    rank: int
+    engine: str
+    kind: str
+    steps: int
+    share: float
+    """Share of the time of all steps of the engine."""
+
+    mean: stats.Interval | None
+    """Mean time of a step with its 95 % interval; None for fewer than three steps."""
+
+    median_ns: float
+    gap_ns: float | None
+    """Median time from the end of the step before; None if no step before is known."""
+
+    requests: float
+    """Mean number of requests of a step, and of tokens of prompts and added tokens."""
+
+    prefill_tokens: float
+    decode_tokens: float
+    tokens_per_s: float
+    """Tokens of both sorts a second, in steps of this kind."""
+
+
+def gaps(trace: Trace) -> list[int | None]:
+    """Return for each of `steps` the time since the end of its engine's step before; None if that is not known."""
+    ends: dict[tuple[int, str, int], int] = {}
+    found = []
+    for each in steps(trace):
+        end_ns = ends.get((each.rank, each.engine, each.number - 1))
+        ends[each.rank, each.engine, each.number] = each.start_ns + each.dur_ns
+        found.append(each.start_ns - end_ns if end_ns is not None else None)
+    return found
+
+
+def kinds(trace: Trace) -> list[KindOfStep]:
+    """Return the kinds of steps of each engine, the largest share of its time first."""
+    groups: dict[tuple[int, str], dict[str, list[tuple[ServedStep, int | None]]]] = defaultdict(dict)
+    for each, gap in zip(steps(trace), gaps(trace), strict=True):
+        groups[each.rank, each.engine].setdefault(each.kind, []).append((each, gap))
+    found = []
+    for (rank, engine), by_kind in groups.items():
+        total_ns = sum(each.dur_ns for members in by_kind.values() for each, _ in members)
+        for kind, members in by_kind.items():
+            times = [each.dur_ns for each, _ in members]
+            known = [gap for _, gap in members if gap is not None]
+            prefill, decode = (
+                statistics.fmean(tokens)
+                for tokens in zip(*((each.prefill_tokens, each.decode_tokens) for each, _ in members), strict=True)
+            )
+            found.append(
+                KindOfStep(
+                    rank, engine, kind, len(members), sum(times) / total_ns if total_ns else 0.0,
+                    stats.mean_interval(times), statistics.median(times),
+                    statistics.median(known) if known else None,
+                    statistics.fmean(each.requests for each, _ in members), prefill, decode,
+                    (prefill + decode) * len(times) * 1e9 / sum(times) if sum(times) else 0.0,
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda each: (each.rank, each.engine, -each.share))
+
+
+def _seconds(served: Sequence[Request]) -> float:
+    if not served:
+        return 0.0
+    end_ns = max(each.start_ns + each.latency_ns for each in served)
+    return (end_ns - min(each.start_ns for each in served)) / 1e9
+
+
+class Goodput(NamedTuple):
+    """The requests that keep all limits."""
+
+    per_s: float
+    share: stats.Interval
+    """Their share of all requests that ended, also cancelled and failed ones, which keep none."""
+
+
+def goodput(
+    trace: Trace, ttft_ms: float | None = None, tpot_ms: float | None = None, latency_ms: float | None = None
+) -> Goodput:
+    """Return how many requests a second keep every limit that is given, and their share with its 95 % interval.
+
+    Args:
+        trace: a trace with requests of an engine.
+        ttft_ms: limit on the time to the first token.
+        tpot_ms: limit on the time per output token; a request with one token keeps it.
+        latency_ms: limit on the latency.
+
+    Raises:
+        AnalysisError: no request has ended.
+    """
+    ended = [each for each in requests(trace) if each.status != "unclosed"]
+    if not ended:
+        raise AnalysisError(f"{trace.name!r} has no request of an engine that ended")
+    kept = sum(each.status == "ok" and _keeps(each, ttft_ms, tpot_ms, latency_ms) for each in ended)
+    seconds = _seconds(ended)
+    return Goodput(kept / seconds if seconds else 0.0, stats.share_interval(kept / len(ended), len(ended)))
+
+
+def _keeps(each: Request, ttft_ms: float | None, tpot_ms: float | None, latency_ms: float | None) -> bool:
+    limits = ((ttft_ms, each.ttft_ns), (tpot_ms, each.tpot_ns or 0.0), (latency_ms, each.latency_ns))
+    return all(limit is None or (ns is not None and ns <= 1e6 * limit) for limit, ns in limits)
+
+
+# --- why a request was slow -------------------------------------------------------------------------------------------
+
+
+def reasons(trace: Trace) -> dict[tuple[int, str, str, int], str]:
+    """Return why requests were slow, by rank, engine, id and start: of the tenth with the longest latencies.
+
+    The reason is the part of the latency that exceeds its median over the requests of the engine by most; time for its
+    own tokens counts as one part.
+    """
+    by_engine: dict[tuple[int, str], list[Request]] = defaultdict(list)
+    for each in requests(trace):
+        by_engine[each.rank, each.engine].append(each)
+    found = {}
+    for members in by_engine.values():
+        usual = {name: statistics.median(each.parts[name] for each in members) for name in PARTS}
+        count = max(1, round(SLOW_SHARE * len(members)))
+        for each in sorted(members, key=lambda each: -each.latency_ns)[:count]:
+            found[each.rank, each.engine, each.request, each.start_ns] = _reason(each, usual)
+    return found
+
+
+def _reason(each: Request, usual: dict[str, float]) -> str:
+    excess = {name: each.parts[name] - usual[name] for name in WAITING}
+    excess["own"] = sum(each.parts[name] - usual[name] for name in PARTS if name not in WAITING)
+    name = max(excess, key=lambda part: excess[part])
+    if excess[name] <= 0:
+        return ""
+    if name == "others_prefill" and each.neighbour is not None:
+        return f"prefill of {each.neighbour}" if each.neighbour_ns * 2 > each.parts[name] else "prefill of others"
+    return {
+        "queue": "queue", "own": "its own tokens", "others_prefill": "prefill of others",
+        "others_decode": "decoding of others", "compiling": "compilation", "host": "host between steps",
+        "preempted": "preempted",
+    }[name]  # fmt: skip
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+_GROUPS = {
+    "queue": ("queue",), "own tokens": ("own_prefill", "own_decode"),
+    "tokens of other requests": ("others_prefill", "others_decode"), "compilation": ("compiling",),
+    "host between steps": ("host",), "preempted": ("preempted",),
+}  # fmt: skip
+
+MOST_GROUPS, LEAST_SHARE = 3, 0.03
+"""Groups of parts that the sentence names, and their least share."""
+
+
+def sentence(trace: Trace) -> str:
+    """Return a sentence on requests that ended well: their median times, what these went to, and the slowest one."""
+    ended = [each for each in requests(trace) if each.status == "ok"]
+    total_ns = sum(each.latency_ns for each in ended)
+    if not total_ns:
+        return ""
+    shares = {
+        group: sum(each.parts[name] for each in ended for name in names) / total_ns for group, names in _GROUPS.items()
+    }
+    largest = [(group, share) for group, share in shares.items() if share >= LEAST_SHARE]
+    largest = sorted(largest, key=lambda item: -item[1])[:MOST_GROUPS]
+    firsts = [each.ttft_ns for each in ended if each.ttft_ns is not None]
+    first = f", first token after {ns_text(statistics.median(firsts))}" if firsts else ""
+    latency = ns_text(statistics.median(each.latency_ns for each in ended))
+    text = (
+        f"Requests: {len(ended):,} ended, median latency {latency}{first}"
+        f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
+    )
+    slowest = max(ended, key=lambda each: each.latency_ns)
+    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
+    return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text
