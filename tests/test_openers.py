@@ -48,7 +48,7 @@ OTHERS = {
     """,
     "written by this process, or by a program that it started": """
         atomic.py move_into_place; cli/compare.py _csv; comparison/turns.py _run _end_of; counters/ncu.py collect
-        _export_table; evaluate/load/loadgen.py drive; exporters/contract.py atomic_file; graph/corpus.py _end_line
+        _export_table; evaluate/load/loadgen.py drive_loadgen; exporters/contract.py atomic_file; graph/corpus.py
         collect; importers/nsys_tables.py Export.__init__ Export._insert_rows; importers/repair.py mend;
         importers/traceevents.py _pieces
         _PieceReader._isolate; otlp/send.py _FileSender.__init__; record/output.py _belongs_to_job; report/tablefiles.py

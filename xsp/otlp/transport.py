@@ -366,14 +366,8 @@ class GrpcSender:
         if endpoint.insecure:
             self._channel = grpc.insecure_channel(endpoint.url, options=options, compression=compression)
         else:
-            files = [
-                Path(name).read_bytes() if name else None
-                for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
-            ]
-            if (files[1] is None) != (files[2] is None):
-                raise UsageError("a client's certificate and its key are needed together: --cert and --key")
             self._channel = grpc.secure_channel(
-                endpoint.url, grpc.ssl_channel_credentials(*files), options=options, compression=compression
+                endpoint.url, _credentials(endpoint), options=options, compression=compression
             )
         self._call = self._channel.unary_unary(_EXPORT)
 
@@ -422,6 +416,15 @@ class GrpcSender:
     def close(self, complete: bool) -> None:
         """Close the connection."""
         self._channel.close()
+
+
+def _credentials(endpoint: Endpoint) -> grpc.ChannelCredentials:
+    files = [
+        Path(name).read_bytes() if name else None for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
+    ]
+    if (files[1] is None) != (files[2] is None):
+        raise UsageError("a client's certificate and its key are needed together: --cert and --key")
+    return grpc.ssl_channel_credentials(*files)
 
 
 def _listens(address: SplitResult) -> bool:
