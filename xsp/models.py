@@ -43,6 +43,9 @@ class Settings:
 
     device: str = "cpu"
 
+    operators: str = "cpu"
+    """Kind of the device whose operators a captured step is to have, see `xsp.graph.ondevice`."""
+
     prefill: int | None = None
     """For a language model: tokens that the step reads, see `xsp.causal`."""
 
@@ -433,7 +436,9 @@ def step_of(call: ModelCall, settings: Settings) -> Callable[[], object]:
         return predict
     if not any(parameter.requires_grad for parameter in call.model.parameters()):
         raise ModelError(f"{type(call.model).__name__} has no trainable parameter; omit --train")
-    optimizer = torch.optim.SGD(call.model.parameters(), lr=1e-3, momentum=0.9)
+    # torch itself takes all parameters at once only if they are on an accelerator
+    foreach = True if settings.operators != "cpu" else None
+    optimizer = torch.optim.SGD(call.model.parameters(), lr=1e-3, momentum=0.9, foreach=foreach)
 
     def train() -> object:
         optimizer.zero_grad()

@@ -24,6 +24,7 @@ from xsp.device import ceilings, machine
 from xsp.device.ceilings import Ceiling
 from xsp.device.contract import Device
 from xsp.errors import AnalysisError, GraphError, UsageError
+from xsp.graph import sources as graphs
 from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def of(
     if not target.is_processor and threads is not None:
         raise UsageError(f"--threads is of the processor: omit it, or --device {device}")
     like_timings = None if like is None or not target.is_processor else timed.open_timings(timings, like)
+    if target.stored is not None and "device" in graphs.supported_options(source):
+        model_options["device"] = str((target.stored.environment.device or {}).get("kind"))
     graph, loaded = planned.of(source, args, trace, model_options)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")

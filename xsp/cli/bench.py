@@ -195,6 +195,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float, device: De
     from xsp import bench
     from xsp import graph as graphs
     from xsp.bench import plan, steps, text
+    from xsp.graph import sources
     from xsp.graph.node import Source
 
     environment = timings.environment
@@ -216,6 +217,7 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float, device: De
         prefill=args.prefill,
         decode=args.decode,
         sizes=args.size,
+        device=args.device if "device" in sources.supported_options(args.missing_of or args.source) else None,
     )
     pairs = [
         pair

@@ -7,6 +7,7 @@ examples:
   xsp graph torchvision:resnet50
   xsp graph timm:vit_tiny_patch16_224 --batch 8
   xsp graph transformers:bert --sequence 64 --train
+  xsp graph transformers:bert --train --device cuda     the operators of a GPU, without one
   xsp graph transformers:gpt2 --decode 512              a language model adds the 512th token
   xsp graph torchvision:resnet50 --save resnet50.json   keep it; a saved graph is a source too
   xsp graph resnet50.json --format json
@@ -59,6 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_size_option(parser)
     options.add_phase_options(parser)
     options.add_seed_option(parser)
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="take the operators of this device, cuda, which need not be here (default: cpu)",
+    )
     parser.add_argument(
         "--all",
         metavar="SOURCES",
@@ -180,6 +186,7 @@ def _graph(args: argparse.Namespace, source: Any, compared_source: str | None = 
         "decode": args.decode,
         "sizes": args.size,
         "by": method,
+        "device": args.device,
     }
     unsupported = (
         sources.supported_options(compared_source) - sources.supported_options(source) - {"by"}

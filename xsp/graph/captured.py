@@ -186,17 +186,20 @@ def _climb(name: str, settings: Settings, rungs: dict[str, Callable[[], _Step | 
 
 
 def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: list[Problem]) -> Graph:
+    from xsp.graph.ondevice import FOREACH, DeviceOperators
     from xsp.graph.recorder import Recorder
 
+    substituted = DeviceOperators("cpu" if rung == RUNGS[2] else settings.operators)
     if settings.train:
-        step.run()  # the first step makes the state of the optimizer; the second is typical
+        with substituted:
+            step.run()  # the first step makes the state of the optimizer; the second is typical
     recorder = Recorder()
     if step.built is not None:
         recorder.modules.register(step.built.model)
         recorder.set_role((step.built.args, step.built.kwargs), Role.INPUT)
         if step.built.state is not None:
             recorder.set_role(list(causal.tensors(step.built.state())), Role.STATE)
-    with recorder.recording():
+    with recorder.recording(), substituted:
         result = step.run()
     facts = {
         "batch": settings.batch,
@@ -208,6 +211,9 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         facts["inputs"] = {
             name: list(value.shape) for name, value in step.built.kwargs.items() if hasattr(value, "shape")
         }
+    if settings.operators != "cpu":
+        used = {*substituted.used, *([FOREACH] if settings.train else ())}
+        facts |= {"device": settings.operators, "substitutions": sorted(used)}
     facts |= {name: value for name in ("prefill", "decode") if (value := getattr(settings, name)) is not None}
     return recorder.finish(result).graph(name, Source.CAPTURED, facts, problems=problems)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xsp.errors import GraphError, UsageError
+from xsp.device import devices
+from xsp.errors import GraphError, UsageError, nearest
 from xsp.graph import files
 from xsp.graph.node import Graph
 from xsp.models import Settings
@@ -26,7 +27,7 @@ BY = ("capture", "export")
 
 OPTIONS = {
     "batch": None, "train": False, "shape": None, "sequence": 128, "prefill": None, "decode": None, "sizes": None,
-    "by": "capture",
+    "by": "capture", "device": None,
 }  # fmt: skip
 """Options of a step that is still to be made, with their defaults; files and traces are of a finished step."""
 
@@ -49,6 +50,7 @@ def of(
     decode: int | None = None,
     sizes: Mapping[str, int] | None = None,
     by: str = "capture",
+    device: str | None = None,
 ) -> Graph:
     """Return the graph of one step: its operator calls with their data flow. Nothing is timed.
 
@@ -66,6 +68,8 @@ def of(
         prefill: the step of a language model of transformers that reads this many tokens at once.
         decode: the step of such a model that adds the last of this many tokens, with a cache of the others.
         sizes: sizes of symbolic dimensions of an ONNX file, by name.
+        device: take the operators of this device (`cuda`), as far as they are known (`xsp.graph.ondevice`); it need not
+            be here. Default: those of the processor.
         by: "capture" runs the step and records its operators; "export" uses `torch.export`, for a model or a module.
 
     Raises:
@@ -75,7 +79,7 @@ def of(
     """
     options = {
         "batch": batch, "train": train, "shape": shape, "sequence": sequence, "prefill": prefill, "decode": decode,
-        "sizes": sizes, "by": by,
+        "sizes": sizes, "by": by, "device": device,
     }  # fmt: skip
     if by not in BY:
         raise UsageError(f"a graph cannot be made by {by!r}; there are {', '.join(BY)}")
@@ -83,8 +87,9 @@ def of(
         raise UsageError(f"a batch of {batch} samples has no step: give a number above 0")
     check(source, options)
     settings = Settings(
-        batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode
-    )
+        batch=batch or 1, train=train, seed=seed, shape=shape, sequence=sequence, prefill=prefill, decode=decode,
+        operators="cpu" if device is None else _device_kind(device, by),
+    )  # fmt: skip
     if isinstance(source, Graph):
         return source
     if isinstance(source, (str, Path)):
@@ -109,6 +114,21 @@ def of(
         f"cannot make a graph of {type(source).__name__}: give the name of a model, a path, or a module and "
         "its arguments"
     )
+
+
+def _device_kind(device: str, by: str) -> str:
+    """Return the kind of a device, which need not be here.
+
+    Raises:
+        UsageError: there is no such kind, or the graph is not captured.
+    """
+    kind = device.partition(":")[0]
+    if not devices.is_id(device):
+        names = devices.kinds()
+        raise UsageError(f"--device {device}{nearest(kind, names)}: give one of {', '.join(names)}")
+    if by != "capture" and kind != "cpu":
+        raise UsageError("a program of torch.export has the operators of no device: omit --device, or --by export")
+    return kind
 
 
 def check(source: Any, options: Mapping[str, Any]) -> None:
