@@ -25,9 +25,10 @@ TABLES = {"table.parquet", "table.check_parquet", "parquet"}
 
 OTHERS = {
     "the system's": """
-        atomic.py _place _start_of; bench/environment.py _instructions _read; bench/links.py filesystem; bench/moves.py
-        _setting _open_direct; bench/numanodes.py _numbers pair; bench/worker.py _limit; cached.py _processor;
-        device/machine.py cpu_model isa; evaluate/contention.py _text; identity.py
+        atomic.py _place _start_of; bench/links.py filesystem; bench/moves.py
+        _setting _open_direct; bench/numanodes.py _numbers pair; cached.py _processor;
+        device/cuda.py _driver; device/machine.py cpu_model isa; device/processor.py Processor.begin _instructions
+        _read; evaluate/contention.py _text; identity.py
         _trace_of_ranks host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns;
         samples/host.py _text; share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
     """,
