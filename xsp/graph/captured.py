@@ -189,9 +189,11 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
     from xsp.graph.ondevice import FOREACH, DeviceOperators
     from xsp.graph.recorder import Recorder
 
-    substituted = DeviceOperators("cpu" if rung == RUNGS[2] else settings.operators)
+    # a mode, even an idle one, turns fast paths of torch off; predictions have the same operators on every device
+    is_substituted = settings.train and settings.operators != "cpu" and rung != RUNGS[2]
+    mode = DeviceOperators(settings.operators) if is_substituted else None
     if settings.train:
-        with substituted:
+        with mode or contextlib.nullcontext():
             step.run()  # the first step makes the state of the optimizer; the second is typical
     recorder = Recorder()
     if step.built is not None:
@@ -199,7 +201,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
         recorder.set_role((step.built.args, step.built.kwargs), Role.INPUT)
         if step.built.state is not None:
             recorder.set_role(list(causal.tensors(step.built.state())), Role.STATE)
-    with recorder.recording(), substituted:
+    with recorder.recording(), mode or contextlib.nullcontext():
         result = step.run()
     facts = {
         "batch": settings.batch,
@@ -212,7 +214,7 @@ def _capture(name: str, settings: Settings, rung: str, step: _Step, problems: li
             name: list(value.shape) for name, value in step.built.kwargs.items() if hasattr(value, "shape")
         }
     if settings.operators != "cpu":
-        used = {*substituted.used, *([FOREACH] if settings.train else ())}
+        used = {*(mode.used if mode is not None else ()), *([FOREACH] if settings.train else ())}
         facts |= {"device": settings.operators, "substitutions": sorted(used)}
     facts |= {name: value for name in ("prefill", "decode") if (value := getattr(settings, name)) is not None}
     return recorder.finish(result).graph(name, Source.CAPTURED, facts, problems=problems)
