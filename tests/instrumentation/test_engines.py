@@ -14,7 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.sdk")
 
 import torch
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from realparts import Jaeger, fetch_json, poll
 from services import Service, X, model
 from torch import nn
 
@@ -229,3 +234,43 @@ def test_what_a_receiver_gets_answers_as_a_run_does(service: Service, tmp_path: 
     assert len(served.steps(trace)) == 25
     assert len(served.token_gaps(trace)) == 12
     assert len(xsp.analyses.requests(trace).fetchall()) == 13
+
+
+@pytest.mark.jaeger
+def test_a_request_leads_to_the_steps_that_served_it_in_jaeger(jaeger: Jaeger) -> None:
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{jaeger.otlp_http}/v1/traces")))
+    net, caller = model(), 0xBEEF << 64 | 1
+    context = trace.set_span_in_context(
+        trace.NonRecordingSpan(trace.SpanContext(caller, 1, is_remote=True, trace_flags=trace.TraceFlags(1)))
+    )
+    with xsp.instrument(net, sample=1.0, provider=provider) as traced:
+        with provider.get_tracer("app").start_as_current_span("GET /", context=context):
+            traced.arrive("a", prompt_tokens=6)
+        serve(traced, net, [("a", "prefill", 6)], [("a", "decode", 1), ("b", "prefill", 3)])
+        traced.finish("a")
+        traced.finish("b")
+        assert traced.flush()
+    provider.shutdown()
+
+    def fetched(trace_id: str, spans: int) -> dict[str, Any]:
+        def whole() -> dict[str, Any] | None:
+            answer = fetch_json(f"{jaeger.query}/api/traces/{trace_id}")
+            found: dict[str, Any] | None = answer and answer["data"][0]
+            return found if found and len(found["spans"]) >= spans else None
+
+        answer = poll(whole)
+        assert answer is not None
+        return answer
+
+    def names(found: dict[str, Any]) -> list[str]:
+        return [span["operationName"] for span in found["spans"]]
+
+    own = fetched(f"{caller:032x}", 5)
+    assert sorted(names(own)) == ["GET /", "decode", "prefill", "queue", "text_completion Sequential"]
+    [decode] = [span for span in own["spans"] if span["operationName"] == "decode"]
+    [link] = [each for each in decode["references"] if each["traceID"] != own["traceID"]]
+    step = fetched(link["traceID"], 3)
+    root = next(span for span in step["spans"] if span["spanID"] == link["spanID"])
+    assert root["operationName"] == "mixed"
+    assert {"Sequential", "Linear"} & set(names(step)), "the model's calls are below the step"
