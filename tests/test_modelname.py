@@ -60,5 +60,5 @@ def test_names_are_parsed_in_one_place() -> None:
         for path in root.rglob("*.py")
         if re.search(r'(spec|source|name)\.partition\("[:?]"\)', path.read_text(encoding="utf-8"))
     }
-    # others parse the source of a dataset, an argument of a command line, the folder of a corpus, and the id of a device
+    # others parse the source of a dataset, an argument of a command line, the folder of a corpus, the id of a device
     assert parsers - NO_MODELS == {"modelname.py"}

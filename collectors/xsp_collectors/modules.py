@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,6 +83,14 @@ class _Threads(threading.local):
 
 
 THREADS = _Threads()
+
+
+def _renumber_thread() -> None:
+    THREADS.state[1] = threading.get_native_id()  # in a forked process the thread has another number
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renumber_thread)
 
 IN_DATA = 1 << 20
 """Depth of a thread during a wait for data: modules that a loader calls in the program's own thread (transforms of

@@ -69,7 +69,7 @@ def test_an_option_before_the_program_is_written_in_full(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(tmp_path):
+def test_a_short_training_by_hand_has_steps_and_is_told_where_they_end(tmp_path):
     script = """
         import torch
         net = torch.nn.Linear(4, 4)
@@ -79,7 +79,10 @@ def test_of_a_short_training_by_hand_it_says_that_all_of_it_looks_like_one_step(
                 for each in net.parameters():
                     each -= 0.01 * each.grad
     """
-    assert "no torch optimizer stepped; give --step" in run(tmp_path, script).stderr
+    assert run(tmp_path, script).returncode == 0
+    trace = xsp.load(tmp_path / "run")
+    assert trace.run.steps.seen >= 16
+    assert any("trains without a torch optimizer" in note["text"] for note in trace.run.notes)
 
 
 @pytest.mark.slow
@@ -194,6 +197,8 @@ def test_what_is_ambiguous_is_decided_by_the_serialised_re_run(tmp_path):
         )
         .fetchall()
     )
+    if not rules:
+        pytest.skip("the machine was too busy for a timed step with operators")
     if len(rules) == 1 and "containment" in rules:
         pytest.skip("on this machine the two threads never ran at the same time")
     assert rules.get("serialised", 0) > rules.get("none", 0), rules

@@ -229,7 +229,10 @@ class Serving(Generic[Kind]):
         client.connection.close()
         if client.place is not None:
             self._connections.leave(client.place)
-        # detach a client whose connection has ended
+        self._on_disconnect(client)
+
+    def _on_disconnect(self, client: Client) -> None:
+        """Detach a client whose connection has ended; stores of devices wait for its process too."""
         self.shelf.detach(client)
 
     def _receive(self, client: Client) -> None:
