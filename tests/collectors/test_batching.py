@@ -128,8 +128,8 @@ def serve(net: Any, requests: Sequence[tuple[str, int, int, float]], **config: A
     return client
 
 
-def is_close(ours_ns: float, theirs_ns: float) -> bool:
-    return abs(ours_ns - theirs_ns) <= max(SLACK_NS, 0.02 * theirs_ns)
+def is_close(ours_ns: float, theirs_ns: float, slack_ns: float = SLACK_NS) -> bool:
+    return abs(ours_ns - theirs_ns) <= max(slack_ns, 0.02 * theirs_ns)
 
 
 @pytest.mark.slow
@@ -156,12 +156,14 @@ def test_200_requests_add_up_and_agree_with_the_clients_clock_and_no_token_chang
         ours["last"].append(account.latency_ns)
         theirs["first"].append(client.first[name] - client.sent[name])
         theirs["last"].append(client.last[name] - client.sent[name])
+    # the client's thread shares the interpreter with the engine: on a busy machine it gets a token a step later
+    slack_ns = max(SLACK_NS, statistics.median(step.end_ns - step.start_ns for _, step in told.steps))
     for figure, values in ours.items():
         late = [theirs_ns - ours_ns for ours_ns, theirs_ns in zip(values, theirs[figure], strict=True)]
         assert min(late) >= -1_000_000  # a client gets a token after it was computed
-        assert statistics.median(late) <= SLACK_NS
+        assert statistics.median(late) <= slack_ns
         for share in (0.5, 0.9):
-            assert is_close(stats.percentile(values, share), stats.percentile(theirs[figure], share))
+            assert is_close(stats.percentile(values, share), stats.percentile(theirs[figure], share), slack_ns)
     serving.detach(told)
     again = serve(net, drawn)
     assert again.tokens == client.tokens

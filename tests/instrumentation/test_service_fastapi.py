@@ -136,7 +136,7 @@ def test_the_page_on_services_runs() -> None:
         timeout=120,
         check=True,
     )
-    assert run.stdout.startswith("Counts(calls=2, sampled=")
+    assert run.stdout.startswith("Counts(calls=4, sampled="), "two requests, and two steps of the engine"
 
 
 def _services(trace: dict[str, Any]) -> Counter[str]:
