@@ -40,8 +40,8 @@ KIND = f"""
 def kind_of(name: str) -> Kind:
     """Return the kind of a runtime or driver call by its name: it starts device work, waits, or neither.
 
-    >>> kind_of("cudaLaunchKernel"), kind_of("synchronizeStream"), kind_of("cudaStreamWaitEvent")
-    (Kind.LAUNCH, Kind.SYNC, Kind.CALL)
+    >>> [kind_of(name).value for name in ("cudaLaunchKernel", "synchronizeStream", "cudaStreamWaitEvent")]
+    ['launch', 'sync', 'call']
     """
     if re.search(_STARTS, name, re.IGNORECASE) and not re.search(_GRAPH_NODE, name, re.IGNORECASE):
         return Kind.LAUNCH

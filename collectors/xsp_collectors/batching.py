@@ -85,7 +85,7 @@ class ContinuousBatching(Collector):
             f"{owner}.{name}"
             for owner, names in NEEDED.items()
             for name in names
-            if not hasattr(getattr(module, owner, None), name)
+            if name not in getattr(getattr(module, owner, None), "__dict__", ())
         ]
         if missing:
             version = getattr(sys.modules.get("transformers"), "__version__", "?")
@@ -148,9 +148,10 @@ class ContinuousBatching(Collector):
         return result
 
     def _cancel_request(self, call: Callable[[], Any], manager: Any, request_id: Any = None, **_: Any) -> Any:
-        served = self._engines.get(getattr(manager, "output_router", None))
-        if served is not None and request_id is not None:
-            served.cancelled.append((request_id, monotonic_ns()))
+        with self._guarded():
+            served = self._engines.get(manager.output_router)
+            if served is not None and request_id is not None:
+                served.cancelled.append((request_id, monotonic_ns()))
         return call()
 
     def _stop(self, call: Callable[[], Any], manager: Any, *_: Any, **__: Any) -> Any:
@@ -163,7 +164,7 @@ class ContinuousBatching(Collector):
     # --- the processor, in the thread of the loop -----------------------------------------------------------
 
     def _prepare_next_batch(self, call: Callable[[], Any], processor: Any) -> Any:
-        served = self._engines.get(processor.output_router)
+        served = self._find(processor)
         cancelled = [served.cancelled.popleft() for _ in range(len(served.cancelled))] if served is not None else []
         has_batch = call()
         if served is not None:
@@ -176,34 +177,43 @@ class ContinuousBatching(Collector):
         return has_batch
 
     def _update_batch(self, call: Callable[[], Any], processor: Any) -> Any:
-        served = self._engines.get(processor.output_router)
+        served = self._find(processor)
         if served is None or not served.running:
             return call()
-        states = served.running[0][1]
-        if not processor.use_async_batching:
-            served.end("ok", 0)
+        states, is_async = served.running[0][1], True
+        with self._guarded():
+            is_async = processor.use_async_batching
+            if not is_async:
+                served.end("ok", 0)
         result = call()
         with self._guarded():
-            if processor.use_async_batching:
+            if is_async:
                 served.end("ok", served.ended_ns)
             served.finish(states)
         return result
 
     def _fail_all_requests(self, call: Callable[[], Any], processor: Any, error: Any = None) -> Any:
-        served = self._engines.get(processor.output_router)
-        if served is not None:
-            with self._guarded():
-                while served.running:  # the step that failed
-                    served.end(f"error:{type(error).__name__}", 0)
+        with self._guarded():
+            served = self._find(processor)
+            while served is not None and served.running:  # the step that failed
+                served.end(f"error:{type(error).__name__}", 0)
         return call()
 
     def _fail_and_deliver(self, call: Callable[[], Any], router: Any, state: Any, error: Any = None) -> Any:
         result = call()
-        served = self._engines.get(router)
-        if served is not None:
-            with self._guarded():
+        with self._guarded():
+            served = self._engines.get(router)
+            if served is not None:
                 served.engine.finish(state.request_id, f"error:{type(error).__name__}")
         return result
+
+    def _find(self, processor: Any) -> _Served | None:
+        """Return the engine of a processor; None if it has none, or cannot be told."""
+        try:
+            return self._engines.get(processor.output_router)
+        except Exception as error:  # another version of the library
+            self._fail(error)
+            return None
 
     # --- failures -------------------------------------------------------------------------------------------
 

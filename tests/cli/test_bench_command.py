@@ -224,5 +224,5 @@ def test_a_check_says_how_far_timings_are_apart(copy: Path) -> None:
     found = repeatability.Check(pairs, [])
     assert found.median == pytest.approx(0.5)
     assert found.ninetieth == pytest.approx(0.5)
-    assert "50.0 %" in terminal.page(text.check_document(found))
+    assert "+50.0%" in terminal.page(text.check_document(found))
     assert repeatability.Check([], kept).median is None

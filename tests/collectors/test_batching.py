@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import statistics
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,11 +81,20 @@ def told() -> Iterator[Told]:
     assert list(collector.notes()) == []
 
 
+class Inbox(queue.Queue[Any]):
+    """The client's queue, which notes when a result is put there: its thread may run later, on a busy machine much."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        item.came_ns = time.perf_counter_ns()
+        super().put(item, block, timeout)
+
+
 class Client:
     """A client that notes when it sent requests, and when it got tokens."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
+        manager.output_router.output_queue = Inbox()
         self.sent: dict[str, int] = {}
         self.first: dict[str, int] = {}
         self.last: dict[str, int] = {}
@@ -101,7 +112,7 @@ class Client:
             result = self.manager.get_result(timeout=0.5)
             if result is None:
                 continue
-            now = time.perf_counter_ns()
+            now = result.came_ns
             if result.generated_tokens:
                 self.first.setdefault(result.request_id, now)
             self.last[result.request_id] = now
@@ -128,8 +139,8 @@ def serve(net: Any, requests: Sequence[tuple[str, int, int, float]], **config: A
     return client
 
 
-def is_close(ours_ns: float, theirs_ns: float, slack_ns: float = SLACK_NS) -> bool:
-    return abs(ours_ns - theirs_ns) <= max(slack_ns, 0.02 * theirs_ns)
+def is_close(ours_ns: float, theirs_ns: float) -> bool:
+    return abs(ours_ns - theirs_ns) <= max(SLACK_NS, 0.02 * theirs_ns)
 
 
 @pytest.mark.slow
@@ -156,14 +167,12 @@ def test_200_requests_add_up_and_agree_with_the_clients_clock_and_no_token_chang
         ours["last"].append(account.latency_ns)
         theirs["first"].append(client.first[name] - client.sent[name])
         theirs["last"].append(client.last[name] - client.sent[name])
-    # the client's thread shares the interpreter with the engine: on a busy machine it gets a token a step later
-    slack_ns = max(SLACK_NS, statistics.median(step.end_ns - step.start_ns for _, step in told.steps))
     for figure, values in ours.items():
         late = [theirs_ns - ours_ns for ours_ns, theirs_ns in zip(values, theirs[figure], strict=True)]
         assert min(late) >= -1_000_000  # a client gets a token after it was computed
-        assert statistics.median(late) <= slack_ns
+        assert statistics.median(late) <= SLACK_NS
         for share in (0.5, 0.9):
-            assert is_close(stats.percentile(values, share), stats.percentile(theirs[figure], share), slack_ns)
+            assert is_close(stats.percentile(values, share), stats.percentile(theirs[figure], share))
     serving.detach(told)
     again = serve(net, drawn)
     assert again.tokens == client.tokens
@@ -315,3 +324,25 @@ def test_another_continuous_batching_is_left_alone_with_a_note(monkeypatch: pyte
     [note] = collector.notes()
     assert "has no ContinuousBatchProcessor.update_batch" in note
     monkeypatch.undo()
+
+
+def test_a_library_whose_objects_differ_runs_as_without_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(names: Sequence[str]) -> dict[str, Any]:
+        return {name: lambda self, *_, **__: "own" for name in names}
+
+    module = types.ModuleType(batching.MODULE)
+    for owner, names in batching.NEEDED.items():
+        setattr(module, owner, type(owner, (), calls(names)))
+    monkeypatch.setitem(sys.modules, batching.MODULE, module)
+    collector = ContinuousBatching()
+    collector.open()
+    try:
+        for owner, names in batching.NEEDED.items():
+            instance = getattr(module, owner)  # its objects have no attributes at all
+            for name in names:
+                if name != "__post_init__":
+                    assert getattr(instance(), name)() == "own", name
+    finally:
+        collector.close()
+    assert "incomplete: AttributeError" in " ".join(collector.notes())
+    assert module.ContinuousBatchingManager().stop() == "own"

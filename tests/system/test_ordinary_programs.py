@@ -239,7 +239,7 @@ def test_calls_of_several_threads_are_all_counted_and_their_throughput_is_that_o
     rates = xsp.analyses.loop(found.trace).df().set_index("steps")["samples_per_s"]
     assert rates[160] == pytest.approx(8 * found.said["per_s"]["a"], rel=0.5)
     if how in ("overlap", "async"):
-        assert rates[160] > 2 * 8 / found.said["call_s"], "four threads make calls at once, on however slow a machine"
+        assert rates[160] > 2.5 * 8 / found.said["call_s"], "four threads make calls at once, on however slow a machine"
 
 
 @pytest.mark.parametrize("what", ["layers", "experts"])

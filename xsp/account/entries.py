@@ -231,6 +231,11 @@ class Iterations:
     """Number of threads that run its steps. Of several, the time between steps is that in which none of them does: they
     may wait for work then."""
 
+    @property
+    def subject(self) -> str:
+        """What the account is of, in a sentence."""
+        return "the recording" if self.unit == "window" else "an iteration"
+
     earlier: Entry | None = None
     """Device work that was launched before the recording, and belongs to no iteration; per iteration."""
 

@@ -253,7 +253,7 @@ def _on_host_alone(main: Iterations) -> str:
     data_ms = main.host.ms(names.DATA)
     largest = max(main.host.entries, key=lambda entry: entry.ms or 0.0, default=None)
     if largest is None:
-        return f"{_subject(main)} takes {ms_text(total_ms)}; nothing in it was recorded."
+        return f"{main.subject.capitalize()} takes {ms_text(total_ms)}; nothing in it was recorded."
     if data_ms >= MIN_DATA_SHARE * total_ms and data_ms >= (largest.ms or 0.0):
         return f"The loop waits for data: {_of(data_ms, total_ms)}."
     ranks_ms, transfer_ms = (sum(top.part(name) for top in main.host.entries) for name in names.OF_COLLECTIVES)
@@ -263,10 +263,6 @@ def _on_host_alone(main: Iterations) -> str:
             f"{ms_text(ranks_ms)} of it waiting for other ranks, {ms_text(transfer_ms)} transfer."
         )
     return f"{_largest(main, largest)}."
-
-
-def _subject(main: Iterations) -> str:
-    return "The recording" if main.unit == "window" else "An iteration"
 
 
 _TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}

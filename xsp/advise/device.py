@@ -78,7 +78,7 @@ class Piece(NamedTuple):
             other = "host" if self.of == "device" else "device"
             why = (
                 f"it takes {ms_text(self.ms)}, but the {other} needs "
-                f"{ms_text(main.limit.host_ms if other == 'host' else main.limit.device_ms)} of an iteration of "
+                f"{ms_text(main.limit.host_ms if other == 'host' else main.limit.device_ms)} of {main.subject} of "
                 f"{ms_text(main.time.ms or 0.0)}",
             )
         return Advice(
@@ -134,12 +134,12 @@ def pieces(answers: Answers, account: Account, known_only: bool = False) -> list
         losses[names.HOST_LATE] += first.ms or 0.0 if first is not None else 0.0
     for cause, ms in losses.items():
         if ms >= least_ms:
-            candidates += _for_idle(answers, cause, ms, features, iterations_in_all(account))
+            candidates += _for_idle(answers, cause, ms, features, iterations_in_all(account), main.subject)
     for name in (names.COMMUNICATION, names.COPIES):
         if device.ms(name) >= least_ms and not (name == names.COMMUNICATION and candidates and account.late_rank):
             candidates += _for_exposed(answers, account, name, device)
     if device.ms(names.BUSY) >= LEAST_BUSY_PERCENT / 100 * main.time.ms:
-        candidates += kernels.pieces(answers, iterations_in_all(account), features, known_only)
+        candidates += kernels.pieces(answers, iterations_in_all(account), features, known_only, main.subject)
     return sorted((piece for piece in candidates if piece.ms >= least_ms), key=lambda piece: -piece.ms)
 
 
@@ -180,12 +180,14 @@ def _before_first(entry: Entry) -> Piece:
     )
 
 
-def _for_idle(answers: Answers, cause: str, ms: float, features: Features, iterations: int) -> Iterator[Piece]:
+def _for_idle(
+    answers: Answers, cause: str, ms: float, features: Features, iterations: int, subject: str
+) -> Iterator[Piece]:
     old_cause, remedy = _ADVICE_BY_CAUSE[cause]
     suggestion = remedy(answers, features, old_cause, iterations)
     if suggestion is not None:
         observation, do = suggestion
-        what = f"the device is idle {ms_text(ms)} of an iteration because {_REASONS[cause]}: {observation}"
+        what = f"the device is idle {ms_text(ms)} of {subject} because {_REASONS[cause]}: {observation}"
         is_general = cause == names.HOST_LATE and do.startswith("fewer launches")
         of = "host" if cause in (names.HOST_LATE, names.HOST_DATA, names.DRAINED) else "device"
         yield Piece("device-idle", what, do, ms, of, _gaps(answers, old_cause), general=is_general)

@@ -28,7 +28,9 @@ LAYOUT_KERNEL = r"nchwToNhwc|nhwcToNchw|NCHW2|CNHW2|batched_transpose_[0-9]"
 """Pattern for kernels with which cuDNN and MIOpen change the layout of tensors."""
 
 
-def pieces(answers: Answers, iterations: int, features: Features, known_only: bool = False) -> Iterator[Piece]:
+def pieces(
+    answers: Answers, iterations: int, features: Features, known_only: bool = False, subject: str = "an iteration"
+) -> Iterator[Piece]:
     """Yield the changes that help the kernels themselves.
 
     Args:
@@ -36,6 +38,7 @@ def pieces(answers: Answers, iterations: int, features: Features, known_only: bo
         iterations: recorded iterations of all devices together.
         features: what the program does already.
         known_only: leave out the changes whose gain is not known.
+        subject: what times are of, in a sentence.
     """
 
     def share(ms: float) -> float:
@@ -47,7 +50,7 @@ def pieces(answers: Answers, iterations: int, features: Features, known_only: bo
         saved_ms = sum(row["device_ms"] for row in attention if row["part"] in (SOFTMAX, BETWEEN))
         yield Piece(
             "device-attention",
-            f"eager attention, {percent:.0f} % of GPU time, {ms_text(share(saved_ms))} of an iteration softmax and the "
+            f"eager attention, {percent:.0f} % of GPU time, {ms_text(share(saved_ms))} of {subject} softmax and the "
             "operators between the products",
             "scaled_dot_product_attention or FlashAttention does not write the scores",
             share(saved_ms),
@@ -55,7 +58,7 @@ def pieces(answers: Answers, iterations: int, features: Features, known_only: bo
             _attention_places(answers, f"part IN ({literal(SOFTMAX)}, {literal(BETWEEN)})"),
         )
     yield from _layouts(answers, share)
-    yield from _fusible(answers, share, features)
+    yield from _fusible(answers, share, features, subject)
     yield from _without_tensor_cores(answers, share)
     if not known_only:
         yield from _below_the_roof(answers, share, BATCHED if attention else ())
@@ -135,7 +138,7 @@ def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piec
     )
 
 
-def _fusible(answers: Answers, share: Callable[[float], float], features: Features) -> Iterator[Piece]:
+def _fusible(answers: Answers, share: Callable[[float], float], features: Features, subject: str) -> Iterator[Piece]:
     fusible = [row for row in answers["fusible"].dicts() if not re.search(CONVOLUTION, row["op"] or "")]
     saved_ms, chained_ms = (sum(row[name] or 0.0 for row in fusible) for name in ("saved_ms", "chained_ms"))
     if not saved_ms:
@@ -145,7 +148,7 @@ def _fusible(answers: Answers, share: Callable[[float], float], features: Featur
     hint = "it is compiled already: look for what is not (graph breaks)" if features.is_compiled else "torch.compile"
     yield Piece(
         "device-fusion",
-        f"chains of elementwise kernels, {ms_text(share(chained_ms))} of an iteration ({listing}): fused they would "
+        f"chains of elementwise kernels, {ms_text(share(chained_ms))} of {subject} ({listing}): fused they would "
         f"still take {ms_text(share(chained_ms - saved_ms))} to read and write their tensors once",
         f"fuse them; {hint}",
         share(saved_ms),

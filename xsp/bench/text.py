@@ -148,10 +148,10 @@ def check_document(check: Check) -> Section:
     """Return a table of repeated timings, largest difference first, as a document."""
     ordered = sorted(zip(check.pairs, check.differences, strict=True), key=lambda pair: -abs(pair[1]))
     rows = tuple(
-        (_label(stored), stored.trimmed_ns, repeated.trimmed_ns, 100 * difference)
+        (_label(stored), stored.trimmed_ns, repeated.trimmed_ns, f"{100 * difference:+.1f}%")
         for (stored, repeated), difference in ordered
     )
-    parts: list[Part] = [Table(("operators", "kept_ns", "now_ns", "longer_percent"), rows)]
+    parts: list[Part] = [Table(("operators", "kept_ns", "now_ns", "difference"), rows)]
     if check.median is not None and check.ninetieth is not None:
         median, ninetieth = 100 * check.median, 100 * check.ninetieth
         parts.append(Text(f"median difference {median:.1f}%, 90th percentile {ninetieth:.1f}%, of {len(rows)} timings"))

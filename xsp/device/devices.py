@@ -17,7 +17,7 @@ def kinds() -> list[str]:
 
 def is_id(name: str) -> bool:
     """Return whether a name has the form of an identifier, `cuda` or `cuda:0`; else it may be that of a product."""
-    return name.partition(":")[0] in kinds()
+    return name.split(":")[0] in kinds()
 
 
 def of(name: str) -> Device:
@@ -30,14 +30,14 @@ def of(name: str) -> Device:
         DeviceError: there is no such device here; the message names those that are.
         PluginError: the entry point of its kind cannot be loaded.
     """
-    kind, colon, number = name.partition(":")
+    kind, *numbers = name.split(":", 1)
     if name == Processor.kind:
         return Processor()
     if not is_id(name):
         raise DeviceError(f"there is no device {name!r}{nearest(name, kinds())}; here are {', '.join(_ids())}")
-    if (colon and not number.isdecimal()) or kind == Processor.kind:
+    if (numbers and not numbers[0].isdecimal()) or kind == Processor.kind:
         raise DeviceError(f"{name!r} is not a device: write {kind}{':0' * (kind != Processor.kind)}")
-    index, made = int(number or 0), _class(kind)
+    index, made = int(numbers[0] if numbers else 0), _class(kind)
     if index >= made.count():
         reason = made.absence() if not made.count() else ""
         raise DeviceError(f"there is no device {name} here{reason and f' ({reason})'}; here are {', '.join(_ids())}")

@@ -132,7 +132,7 @@ def _subject(accounted: Account) -> str:
     """Return what the two sides are of."""
     if not accounted.steps_found:
         return "the loop"
-    return "the recording" if accounted.job is not None and accounted.job.unit == "window" else "an iteration"
+    return accounted.job.subject if accounted.job is not None else "an iteration"
 
 
 def _sides(trace: Trace, accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
