@@ -138,7 +138,7 @@ class ContinuousBatching(Collector):
             self._fail(error)
             return None
 
-    def _post_init(self, call: Callable[[], Any], state: Any) -> Any:
+    def _post_init(self, call: Callable[[], Any], state: Any, *_: Any, **__: Any) -> Any:
         result = call()
         served = getattr(self._adding, "served", None)
         if served is not None:
@@ -147,7 +147,7 @@ class ContinuousBatching(Collector):
                 served.engine.arrive(state.request_id, len(state.initial_tokens), _ns(state.created_time))
         return result
 
-    def _cancel_request(self, call: Callable[[], Any], manager: Any, request_id: Any = None, **_: Any) -> Any:
+    def _cancel_request(self, call: Callable[[], Any], manager: Any, request_id: Any = None, *_: Any, **__: Any) -> Any:
         with self._guarded():
             served = self._engines.get(manager.output_router)
             if served is not None and request_id is not None:
@@ -163,7 +163,7 @@ class ContinuousBatching(Collector):
 
     # --- the processor, in the thread of the loop -----------------------------------------------------------
 
-    def _prepare_next_batch(self, call: Callable[[], Any], processor: Any) -> Any:
+    def _prepare_next_batch(self, call: Callable[[], Any], processor: Any, *_: Any, **__: Any) -> Any:
         served = self._find(processor)
         cancelled = [served.cancelled.popleft() for _ in range(len(served.cancelled))] if served is not None else []
         has_batch = call()
@@ -176,7 +176,7 @@ class ContinuousBatching(Collector):
                     served.begin(_batch(processor))
         return has_batch
 
-    def _update_batch(self, call: Callable[[], Any], processor: Any) -> Any:
+    def _update_batch(self, call: Callable[[], Any], processor: Any, *_: Any, **__: Any) -> Any:
         served = self._find(processor)
         if served is None or not served.running:
             return call()
@@ -192,14 +192,16 @@ class ContinuousBatching(Collector):
             served.finish(states)
         return result
 
-    def _fail_all_requests(self, call: Callable[[], Any], processor: Any, error: Any = None) -> Any:
+    def _fail_all_requests(self, call: Callable[[], Any], processor: Any, error: Any = None, *_: Any, **__: Any) -> Any:
         with self._guarded():
             served = self._find(processor)
             while served is not None and served.running:  # the step that failed
                 served.end(f"error:{type(error).__name__}", 0)
         return call()
 
-    def _fail_and_deliver(self, call: Callable[[], Any], router: Any, state: Any, error: Any = None) -> Any:
+    def _fail_and_deliver(
+        self, call: Callable[[], Any], router: Any, state: Any = None, error: Any = None, *_: Any, **__: Any
+    ) -> Any:
         result = call()
         with self._guarded():
             served = self._engines.get(router)

@@ -341,7 +341,7 @@ def test_a_library_whose_objects_differ_runs_as_without_and_it_is_said(monkeypat
             instance = getattr(module, owner)  # its objects have no attributes at all
             for name in names:
                 if name != "__post_init__":
-                    assert getattr(instance(), name)() == "own", name
+                    assert getattr(instance(), name)(1, 2, 3, other=4) == "own", name
     finally:
         collector.close()
     assert "incomplete: AttributeError" in " ".join(collector.notes())
