@@ -81,6 +81,25 @@ def test_of_a_short_training_whose_optimizer_never_steps_it_says_that_all_of_it_
 
 
 @pytest.mark.slow
+def test_gradients_that_are_computed_before_there_is_an_optimizer_say_nothing_of_the_training(tmp_path):
+    script = """
+        import torch
+        net = torch.nn.Linear(4, 4)
+        for _ in range(6):
+            net(torch.ones(2, 4)).sum().backward()
+        optimizer = torch.optim.SGD(net.parameters())
+        for _ in range(30):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    """
+    assert run(tmp_path, script).returncode == 0
+    trace = xsp.load(tmp_path / "run")
+    assert max(kind["steps"] for kind in trace.run["kinds"]) >= 29
+    assert not [note["text"] for note in trace.run.notes if "trains without a torch optimizer" in note["text"]]
+
+
+@pytest.mark.slow
 def test_a_short_training_by_hand_has_steps_and_is_told_where_they_end(tmp_path):
     script = """
         import torch

@@ -291,7 +291,7 @@ class Finder:
             self._order.on_backward()
             ends, is_first = self._evidence.has_no_optimizer, True
         else:
-            self._evidence.on_optimizer()
+            self._note_optimizer()
             ends = self._order.on_optimizer_in_backward(optimizer)
             is_first = self._order.is_first_pass
         if ends and not self._running_optimizers and self._rule is not StepRule.CALL:
@@ -303,9 +303,14 @@ class Finder:
                 self._has_called_weights = False
                 self.open_next()
 
+    def _note_optimizer(self) -> None:
+        if self._evidence.has_no_optimizer:  # what ran before computed gradients for something else
+            self._session.withdraw(_NO_OPTIMIZER)
+        self._evidence.on_optimizer()
+
     def _optimizer_begins(self) -> None:
         self._running_optimizers += 1
-        self._evidence.on_optimizer()
+        self._note_optimizer()
         if self._step is None and self._rule is not StepRule.CALL:
             self._trains = True
             self._open(by_call=False)
