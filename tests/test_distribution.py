@@ -94,6 +94,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+def test_no_link_is_committed() -> None:
+    """A link of one machine (to a built Jaeger, say) is in the way of what is built at its place on another."""
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert [line for line in listed.splitlines() if line.startswith("120000")] == []
+
+
 @pytest.mark.slow
 def test_sdist_and_wheel_hold_the_same_package_and_nothing_of_the_environment(built: tuple[Path, Path]) -> None:
     sdist, wheel = built
