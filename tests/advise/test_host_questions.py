@@ -528,6 +528,18 @@ def test_what_to_do_between_steps_follows_from_the_line_that_takes_most(calls: s
     assert not any("train.py:7" in why for why in piece.why)
 
 
+def test_a_line_takes_no_more_than_the_time_between_steps_that_it_is_a_part_of() -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if index < 3 else BARE} for index in range(20)
+    ]
+    line = {"file": "train.py", "line": 9, "function": "main", "calls": "", "ns": 36_000_000, "gaps": 3}
+    other = {"file": "train.py", "line": 7, "function": "main", "calls": "", "ns": 3_000_000, "gaps": 3}
+    run = {"between": {"gaps": 3, "ns": 39_000_000, "lines": [line, other]}}
+    (piece,) = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"]).advice
+    assert any("12 of 13 ms at train.py:9" in why for why in piece.why), piece.why
+
+
 class _NotSearched(list[Call]):
     """Calls that refuse linear searches and slices, since there may be a hundred thousand."""
 

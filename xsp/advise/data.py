@@ -206,7 +206,8 @@ def _main_line(context: AdviceContext, between_ms: float) -> _MainLine | None:
         ms = row["ms"] or 0.0
         if ms >= MIN_LINE_SHARE * seen_ms and seen_ms >= MIN_SEEN_SHARE * between_ms:
             place = ", ".join(filter(None, (row["line"], row["calls"])))
-            of_ms = between_ms if ms >= MIN_LINE_SHARE * between_ms else seen_ms
+            # a part is never more than its whole: on a busy machine these few gaps may be longer than the mean
+            of_ms = max(seen_ms, between_ms) if ms >= MIN_LINE_SHARE * between_ms else seen_ms
             evidence = f"{ms:.3g} of {of_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
             return _MainLine(row["line"], row["calls"] or "", evidence)
     return None
