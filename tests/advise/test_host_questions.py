@@ -428,6 +428,27 @@ def test_a_loop_over_a_recurrent_cell_is_one_call_of_the_layer() -> None:
     assert piece.at_most
 
 
+def test_without_its_loop_a_recurrence_needs_neither_the_operators_between_its_cells_nor_their_gradients() -> None:
+    """Of a training's step (51.7 ms) nn.LSTM saved 39.4 where the cells' forward calls alone took 13."""
+    lines = ["step s 0-10000", "forward Net 10-4000", "module net 20-3990 type=Net"]
+    for index in range(20):
+        begin = 100 + 150 * index
+        lines += [f"op aten::select {begin}-{begin + 20} sequence_nr={2 * index}",
+                  f"module net.cell {begin + 20}-{begin + 120} type=LSTMCell",
+                  f"op aten::lstm_cell {begin + 25}-{begin + 115} sequence_nr={2 * index + 1}"]  # fmt: skip
+    lines.append("backward b 4100-9900")
+    for index in range(20):
+        begin = 4200 + 280 * index
+        lines += [f"op autograd::engine::evaluate_function:SelectBackward0 {begin}-{begin + 30} "
+                  f"sequence_nr={2 * index} phase=backward",
+                  f"op autograd::engine::evaluate_function:LstmBackward0 {begin + 30}-{begin + 230} "
+                  f"sequence_nr={2 * index + 1} phase=backward"]  # fmt: skip
+    (piece,) = advice_of("\n".join(lines), "recurrence")
+    # 20 cells of 100 µs, 19 selections between them of 20, their gradients of 200 and 30
+    assert piece.of_step_percent == pytest.approx(100 * (2 + 0.38 + 4 + 0.57) / 10, rel=0.02)
+    assert "the operators between them and their gradients" in piece.why[0]
+
+
 def test_a_step_that_computes_with_doubles_throughout_is_reported() -> None:
     (piece,) = advice_of(PLAIN.replace("dtype=float", "dtype=double"), "casts")
     assert "double precision throughout" in piece.what

@@ -40,7 +40,12 @@ SHORT = {
         (names.NO_LAUNCH, "cause unknown"),
         (names.NOT_RECORDED, "not recorded"),
     )
-} | {names.WAITING: "waits for device", names.EARLIER: "launched earlier", names.OTHER_RANKS: "waits for ranks"}
+} | {
+    names.WAITING: "waits for device",
+    names.EARLIER: "launched earlier",
+    names.OTHER_RANKS: "waits for ranks",
+    f"{names.BETWEEN}: {names.READING}": f"{names.BETWEEN}: values are read",
+}
 """Names of lines as a table of two columns has room for them; docs/understand/account.md has both."""
 
 

@@ -48,7 +48,9 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
                 pairs_by_sizes.setdefault((first.module, sizes), []).append((first, second))
     for (_, (m, k, n, p)), pairs in pairs_by_sizes.items():
         matmuls = [call for pair in pairs for call in pair]
-        ms = sum(call.ns for call in matmuls) / 1e6
+        # the products of gradients have the sizes of both products, too: they shrink by the same factor
+        all_calls = calls.with_gradients(context, matmuls)
+        ms = sum(call.ns for call in all_calls) / 1e6
         left_count, right_count = m * k * n + m * n * p, k * n * p + m * k * p
         gain = ms * (1 - right_count / left_count)
         if gain < calls.LEAST_MS:
@@ -58,12 +60,12 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
             f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {left_count / right_count:.3g} times the multiplications "
             "of the other order",
             calls.places(matmuls),
-            calls.interval(gain, calls.interval_factors(context, matmuls)).limit(min(ms, step_ms)),
+            calls.interval(gain, calls.interval_factors(context, all_calls)).limit(min(ms, step_ms)),
             True,
             100 * gain / step_ms,
             (
-                f"{left_count:,} multiplications from the left, {right_count:,} from the right; both products "
-                f"take {ms:.3g} ms",
+                f"{left_count:,} multiplications from the left, {right_count:,} from the right; both products"
+                f"{calls.gradients_text(matmuls, all_calls)} take {ms:.3g} ms",
                 "inferred from shapes: valid if the left factor of the second product is the result of the first",
             ),
             "write A @ (B @ x) instead of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, "
@@ -242,7 +244,7 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
                 chains_by_op.setdefault((op.name, factor_text), []).append(chain)
     for (name, factors), chains in chains_by_op.items():
         forward = [call for chain in chains for call in chain]
-        all_calls = [*forward, *calls.gradients(context, forward)]
+        all_calls = calls.with_gradients(context, forward)
         ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
@@ -256,7 +258,7 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * ms / step_ms,
             (
-                f"{len(forward)} calls{' and their gradients' * (len(all_calls) > len(forward))} take {ms:.3g} ms",
+                f"{len(forward)} calls{calls.gradients_text(forward, all_calls)} take {ms:.3g} ms",
                 "inferred from shapes: valid if the sum is over the dimensions that both factors share",
             ),
             f"{hint}; results differ by rounding",

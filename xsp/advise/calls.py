@@ -208,6 +208,16 @@ def gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Cal
     return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
+def with_gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Call]:
+    """Return calls and the backward nodes of their gradients: all that goes away if these calls are not made."""
+    return [*forward_calls, *gradients(context, forward_calls)]
+
+
+def gradients_text(forward_calls: Sequence[Call], all_calls: Sequence[Call]) -> str:
+    """Return ` and their gradients` if `with_gradients` found some for these calls, else nothing."""
+    return " and their gradients" * (len(all_calls) > len(forward_calls))
+
+
 def _trees(context: AdviceContext) -> list[Call]:
     trace = context.required_trace
     if not trace.has(Level.OP):

@@ -71,13 +71,14 @@ def casts(context: AdviceContext) -> Iterator[Advice]:
         yield from _double_precision(context, step_ms, to_wide, doubles)
         cast_ops = [op for op in cast_ops if not set(_types(op)) & set(_DOUBLE_TYPES)]
     round_trips = _round_trips(cast_ops)
-    ms = sum(op.ns for op in round_trips) / 1e6
+    all_ops = calls.with_gradients(context, round_trips)  # the gradient of a cast is a cast back
+    ms = sum(op.ns for op in all_ops) / 1e6
     if ms >= calls.LEAST_MS and 100 * ms / step_ms >= LEAST_PERCENT:
-        factors = calls.interval_factors(context, round_trips)
+        factors = calls.interval_factors(context, all_ops)
         pairs = " and ".join(sorted({f"{source} to {target}" for source, target in map(_types, round_trips)}))
         yield Advice(
             "casts",
-            f"{len(round_trips)} casts ({pairs}) take {ms:.3g} ms",
+            f"{len(round_trips)} casts ({pairs}){calls.gradients_text(round_trips, all_ops)} take {ms:.3g} ms",
             calls.places(round_trips),
             calls.interval(ms, factors),
             True,

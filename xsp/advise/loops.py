@@ -101,11 +101,12 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     for loop_name, loop_calls, count in _loops(context):
-        ms = sum(call.ns for call in loop_calls) / 1e6
+        all_calls = calls.with_gradients(context, loop_calls)
+        ms = sum(call.ns for call in all_calls) / 1e6
         gain = ms * (1 - 1 / count)
         if 100 * gain / step_ms < LEAST_PERCENT or gain < calls.LEAST_MS:
             continue
-        factors = calls.interval_factors(context, loop_calls)
+        factors = calls.interval_factors(context, all_calls)
         names = list(dict.fromkeys(call.name for call in loop_calls))
         listing = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         shape = "×".join(map(str, loop_calls[0].first_shape or ()))
@@ -117,7 +118,7 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * gain / step_ms,
             (
-                f"{len(loop_calls):,} calls take {ms:.3g} ms; "
+                f"{len(loop_calls):,} calls{calls.gradients_text(loop_calls, all_calls)} take {ms:.3g} ms; "
                 f"{count} samples in one call may take as long as one of them",
             ),
             "pass the whole batch in one call, or use torch.vmap",
@@ -131,17 +132,21 @@ def growing(context: AdviceContext) -> Iterator[Advice]:
     step_ms = calls.step_ms(context)
     chains = [chain for parent in calls.walk(context) if not parent.is_op for chain in _growing_chains(parent)]
     copies = [call for chain in chains for call in chain[:-1]]
-    ms = sum(call.ns for call in copies) / 1e6
+    all_calls = calls.with_gradients(context, copies)
+    ms = sum(call.ns for call in all_calls) / 1e6
     if ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
         return
     yield Advice(
         "growing",
         _growth_text(chains),
         calls.places(copies),
-        calls.interval(ms, calls.interval_factors(context, copies)).limit(step_ms),
+        calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
         False,
         100 * ms / step_ms,
-        (f"all but the last{' of each' * (len(chains) > 1)} take {ms:.3g} ms of a step",),
+        (
+            f"all but the last{' of each' * (len(chains) > 1)}{calls.gradients_text(copies, all_calls)} take "
+            f"{ms:.3g} ms of a step",
+        ),
         "keep the parts in a list and call torch.cat once, or write into a preallocated tensor",
     )
 
@@ -274,25 +279,39 @@ CELLS = ("LSTMCell", "GRUCell", "RNNCell")
 
 @question("recurrence", "Is a recurrent layer a loop over its cell?", number="Q5")
 def recurrence(context: AdviceContext) -> Iterator[Advice]:
-    """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them."""
+    """PyTorch's recurrent cells called once for each time step, where one call of the layer processes all of them.
+
+    With the cells go the operators between them, which cut out the inputs of each time step and collect the results.
+    """
     step_ms = calls.step_ms(context)
     cells_by_name: dict[tuple[str, str], list[Call]] = {}
+    ops_by_name: dict[tuple[str, str], list[Call]] = {}
     for parent in calls.walk(context):
         cells = [cell for cell in parent.children if cell.type in CELLS]
         for cell in cells:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
+        if len(cells) >= LEAST_CALLS:
+            begin, end = (parent.children.index(cell) for cell in (cells[0], cells[-1]))
+            ops = (call for call in parent.children[begin:end] if call.is_op)
+            ops_by_name.setdefault((cells[0].name, str(cells[0].type)), []).extend(ops)
     for (name, cell_type), group in cells_by_name.items():
-        ms = sum(cell.ns for cell in group) / 1e6
+        ops = ops_by_name.get((name, cell_type), [])
+        loop_calls = [*group, *ops]
+        all_calls = calls.with_gradients(context, loop_calls)
+        ms = sum(call.ns for call in all_calls) / 1e6
         if len(group) < LEAST_CALLS or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_PERCENT:
             continue
         yield Advice(
             "recurrence",
             f"{name} ({cell_type}) is called {len(group)} times in a loop, once for each time step",
             (_place(name, group),),
-            calls.interval(ms, calls.interval_factors(context, group)).limit(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             True,
             100 * ms / step_ms,
-            (f"the calls take {ms:.3g} ms; a single call of the layer computes all products with the input as one",),
+            (
+                f"the calls{', the operators between them' * bool(ops)}{calls.gradients_text(loop_calls, all_calls)} "
+                f"take {ms:.3g} ms; a single call of the layer computes all products with the input as one",
+            ),
             f"torch.nn.{cell_type.removesuffix('Cell')} over the whole sequence, unless steps need "
             "results of later layers",
         )

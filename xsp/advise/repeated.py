@@ -26,17 +26,20 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
     repeats = list(_repeats(context))
     for name in dict.fromkeys(call.name for call in repeats):
         group = [call for call in repeats if call.name == name]
-        ms = sum(call.ns for call in group) / 1e6
+        all_calls = calls.with_gradients(context, group)
+        ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
         yield Advice(
             "repeated",
             f"{name} ({group[0].type}) is given the same tensors {len(group) + 1} times in a step",
             (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
-            calls.interval(ms, calls.interval_factors(context, group)).limit(step_ms),
+            calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             False,
             100 * ms / step_ms,
-            (f"all but the first call take {ms:.3g} ms; nothing wrote to the tensors between them",),
+            (
+                f"all but the first call{calls.gradients_text(group, all_calls)} take {ms:.3g} ms; nothing wrote to the tensors between them",
+            ),
             "keep the result of the first call and use it again, if the module keeps no state",
         )
 

@@ -115,7 +115,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
         and next_op.name in _REDUCTIONS
         and len(next_op.first_shape or (0, 0)) == 1
     ]
-    all_ops = [*ops, *calls.gradients(context, ops)]
+    all_ops = calls.with_gradients(context, ops)
     ms = sum(op.ns for op in all_ops) / 1e6
     if ms < calls.LEAST_MS:
         return
@@ -127,7 +127,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
         True,
         100 * ms / step_ms,
         (
-            f"listing the positions and gathering the values{' and their gradients' * (len(all_ops) > len(ops))} take "
+            f"listing the positions and gathering the values{calls.gradients_text(ops, all_ops)} take "
             f"{ms:.3g} ms; on a device this waits for their number",
             "inferred from shapes: valid if the reduction takes the selected values",
         ),
