@@ -213,6 +213,23 @@ def test_first_steps_are_free_until_the_allowance_is_used_up(cost_ms: int, still
     assert least >= FIRST if cost_ms == 2 else least < FIRST
 
 
+def test_a_short_program_of_many_kinds_has_first_steps_too(still: None) -> None:
+    """A dozen models in turn, too short to earn a recorded step: 3,600 steps had none, whatever the allowance."""
+    account = Account()
+    schedule = Budgeted(0.001, account, parse_levels("M/L/op"), warmup=0, gives_first=True)
+    kinds = range(12)
+    for kind in kinds:
+        schedule.count_step(SETTLE, kind, MS)
+    timed = Counter[int]()
+    for step in range(600):
+        turn = schedule.next(step % len(kinds))
+        account.add(turn, MS, 0 if turn.is_bare else 2 * MS, NOW)
+        schedule.count_step(turn, step % len(kinds), MS)
+        timed[turn.rung] += turn.timed
+    assert min(timed[rung] for rung in schedule.rungs) >= FIRST
+    assert schedule.unearned_ns <= budget.ALLOWANCE_NS
+
+
 def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> None:
     account = Account()
     schedule = Budgeted(0.2, account, [Level.MODEL], warmup=0, spread=True)

@@ -71,9 +71,6 @@ REFERENCE_STEPS, REFERENCE_NS = 10, 300_000_000
 """Bare steps, or their time, before operators or device work are recorded for the first time. They show how long a step
 takes before anything is used that cannot be switched off again, such as CUPTI; see `xsp.store.reference`."""
 
-KINDS_UNEARNED = 4
-"""Most kinds for which steps are free; once a program has run more kinds, no more steps are free."""
-
 MOST_DUE_NS = 400_000_000
 """Longest time of the program until it is computed again whether the next recorded step is affordable."""
 
@@ -249,7 +246,7 @@ class Budgeted(Schedule):
         if self._spent_before_ns is not None:
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
             self._spent_before_ns = None
-        if self._is_unearned(plan) and len(self._plans) <= KINDS_UNEARNED + 1 and self._is_paid(turn, plan):
+        if self._is_unearned(plan) and self._is_paid(turn, plan):
             self._spent_before_ns = account.spent_ns
             return False
         if account.bare_steps < FIRST_BARE:
