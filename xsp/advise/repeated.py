@@ -38,8 +38,8 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
             False,
             100 * ms / step_ms,
             (
-                f"all but the first call{calls.gradients_text(group, all_calls)} take {ms:.3g} ms; nothing wrote to the "
-                "tensors between them",
+                f"all but the first call{calls.gradients_text(group, all_calls)} take {ms:.3g} ms; nothing wrote to "
+                "the tensors between them",
             ),
             "keep the result of the first call and use it again, if the module keeps no state",
         )
