@@ -13,7 +13,7 @@ import pytest
 from xsp import advise
 from xsp.advise import Advice, Needs, text
 from xsp.advise.algebra import _sum_chain
-from xsp.advise.calls import Call
+from xsp.advise.calls import Call, _limit_to_step
 from xsp.advise.loops import _with_indexing
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -447,6 +447,61 @@ def test_without_its_loop_a_recurrence_needs_neither_the_operators_between_its_c
     # 20 cells of 100 µs, 19 selections between them of 20, their gradients of 200 and 30
     assert piece.of_step_percent == pytest.approx(100 * (2 + 0.38 + 4 + 0.57) / 10, rel=0.02)
     assert "the operators between them and their gradients" in piece.why[0]
+
+
+def element_loop(*names: str, passes: int = 100, backward: bool = True) -> str:
+    """Return a step in which a loop calls these operators, 5 µs each, with as much Python code after each."""
+    lines, begin = ["step s 0-10000", "forward Net 10-100", "module net 20-90 type=Net"], 200
+    for index in range(passes):
+        for place, name in enumerate(names):
+            lines.append(f"op aten::{name} {begin}-{begin + 5} sequence_nr={len(names) * index + place}")
+            begin += 10
+    if backward:
+        lines.append(f"backward b {begin}-9900")
+        for number in range(len(names) * passes):
+            lines.append(f"op autograd::engine::evaluate_function:B {begin + 10 * number}-{begin + 10 * number + 8} "
+                         f"sequence_nr={number} phase=backward")  # fmt: skip
+    return "\n".join(lines)
+
+
+def test_a_loop_over_elements_is_reported_with_its_python_code_and_its_gradients() -> None:
+    (piece,) = advice_of(element_loop("select", "sub", "pow"), "elements")
+    assert piece.at_most
+    assert piece.of_step_percent == pytest.approx(100 * 300 * (5 + 5 + 8) / 10_000, rel=0.03)
+    assert "300 operators on small tensors, 5 µs each" in piece.what
+    (piece,) = advice_of(element_loop("select", "sub", "pow", "sum", backward=False), "elements")
+    assert piece.of_step_percent == pytest.approx(40, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        element_loop("select", "sub", "pow", passes=40),
+        element_loop("select", "sub", "item"),  # `synchronisations` has it
+        element_loop("add_", "mul_"),  # an update by hand, which `optimizer` has
+        element_loop("select", "view"),
+        element_loop("select", "sub", backward=False).replace("0-10000", "0-60000"),
+        PLAIN,
+    ],
+    ids=["few", "reads", "in place", "views alone", "little of the step", "no loop"],
+)
+def test_other_loops_are_no_loops_over_elements(step: str) -> None:
+    assert advice_of(step, "elements") == []
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "expected"), [(200.0, [100.0, 25.0, 75.0, 25.0]), (50.0, [50.0, 12.5, 37.5, 12.5])]
+)
+def test_calls_that_exceed_their_step_are_scaled_to_it_once(step_ns: float, expected: list[float]) -> None:
+    """On a busy machine phases were seen to take longer than the step; they were scaled by the square of the share."""
+
+    def call(ns: float) -> Call:
+        return Call("1", None, Level.OP, "op", "aten::a", None, None, None, None, 0, 1, ns, ns, None, None)
+
+    step, forward, backward, inner = call(100.0), call(100.0), call(300.0), call(100.0)
+    step.children, backward.children = [forward, backward], [inner]
+    _limit_to_step(step, step_ns)
+    assert [each.ns for each in (step, forward, backward, inner)] == pytest.approx(expected)
 
 
 def test_a_step_that_computes_with_doubles_throughout_is_reported() -> None:

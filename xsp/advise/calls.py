@@ -268,15 +268,17 @@ def _limit_to_step(step: Call, step_ns: float) -> None:
     seen to make calls three times as long as in bare steps. The times of outer calls also come from shallower
     recordings, which are disturbed less.
     """
-    total_ns = max(step.ns, sum(child.ns for child in step.children))
-    pending = [(step, step_ns / total_ns if 0 < step_ns < total_ns else 1.0)]
+    share = step_ns / step.ns if 0 < step_ns < step.ns else 1.0
+    step.ns *= share
+    pending = [(step, share)]
     while pending:
         parent, share = pending.pop()
-        parent.ns *= share
         inside_ns = share * sum(child.ns for child in parent.children)
         if 0 < parent.ns < inside_ns:
             share *= parent.ns / inside_ns
-        pending += [(child, share) for child in parent.children]
+        for child in parent.children:
+            child.ns *= share
+            pending.append((child, share))
 
 
 def _time_factor(trace: Trace) -> float:

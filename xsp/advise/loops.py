@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import Call
 from xsp.advise.registry import question
-from xsp.schema import Level
+from xsp.schema import Kind, Level
 
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
@@ -292,8 +295,8 @@ def recurrence(context: AdviceContext) -> Iterator[Advice]:
             cells_by_name.setdefault((cell.name, str(cell.type)), []).append(cell)
         if len(cells) >= LEAST_CALLS:
             begin, end = (parent.children.index(cell) for cell in (cells[0], cells[-1]))
-            ops = (call for call in parent.children[begin:end] if call.is_op)
-            ops_by_name.setdefault((cells[0].name, str(cells[0].type)), []).extend(ops)
+            between = (call for call in parent.children[begin:end] if call.is_op)
+            ops_by_name.setdefault((cells[0].name, str(cells[0].type)), []).extend(between)
     for (name, cell_type), group in cells_by_name.items():
         ops = ops_by_name.get((name, cell_type), [])
         loop_calls = [*group, *ops]
@@ -315,6 +318,76 @@ def recurrence(context: AdviceContext) -> Iterator[Advice]:
             f"torch.nn.{cell_type.removesuffix('Cell')} over the whole sequence, unless steps need "
             "results of later layers",
         )
+
+
+LEAST_PASSES = 64
+"""Minimum number of equal calls in one place to be a loop over elements; modules have fewer equal layers."""
+
+MOST_ELEMENT_US = 20.0
+"""Maximum median time of its operators in microseconds: a call takes 2 to 10 µs however small the tensors are."""
+
+LEAST_ELEMENTS_PERCENT = 20.0
+"""Minimum percentage of the step for such a loop to be worth a line."""
+
+
+@question("elements", "Does a loop of Python compute element by element?", number="Q4")
+def elements(context: AdviceContext) -> Iterator[Advice]:
+    """Loops of Python whose passes call operators on small tensors, so that most of the time is that of the calls.
+
+    Loops that other questions know are left out: reads of values, samples, cells, growing tensors, updates in place. So
+    are devices, where fewer launches are advised.
+    """
+    if context.required_trace.has(Level.KERNEL):
+        return
+    step_ms = calls.step_ms(context)
+    ops: list[Call] = []
+    passes, python_ms = 0, 0.0
+    for parent in calls.walk(context):
+        looped = _looped_ops(parent)
+        if looped:
+            ops += looped
+            passes = max(passes, max(Counter(op.name for op in looped).values()))
+            gaps = ((later.start_ns - earlier.end_ns) / 1e6 for earlier, later in pairwise(looped))
+            python_ms += sum(min(MOST_PYTHON_MS, max(0.0, gap)) for gap in gaps)
+    if not ops or statistics.median(op.ns for op in ops) > 1e3 * MOST_ELEMENT_US:
+        return
+    all_calls = calls.with_gradients(context, ops)
+    ms = sum(call.ns for call in all_calls) / 1e6 + python_ms
+    gain = min(ms, step_ms) * (1 - 1 / passes)
+    if 100 * gain / step_ms < LEAST_ELEMENTS_PERCENT or gain < calls.LEAST_MS:
+        return
+    median_us = statistics.median(op.ns for op in ops) / 1e3
+    yield Advice(
+        "elements",
+        f"loops of Python call {len(ops):,} operators on small tensors, {median_us:.2g} µs each",
+        calls.places(ops),
+        calls.interval(gain, calls.interval_factors(context, all_calls)).limit(step_ms),
+        True,
+        100 * gain / step_ms,
+        (
+            f"they{calls.gradients_text(ops, all_calls)} and the Python code between them take "
+            f"{min(ms, step_ms):.3g} ms of a step; each call takes some microseconds, however little it computes",
+        ),
+        "compute with whole tensors at once: broadcasting, indexing by tensors, torch.vmap; if each pass needs the "
+        "result of the one before, torch.compile of the loop, or a layer of torch that contains it",
+    )
+
+
+def _looped_ops(parent: Call) -> list[Call]:
+    """Return the operators that a call of the program makes `LEAST_PASSES` times or more, if no other question does."""
+    is_other = (
+        parent.is_op or parent.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or parent.phase in ("backward", "optimizer")
+    )
+    if is_other or len(parent.children) < LEAST_PASSES:
+        return []
+    counts = Counter(child.name for child in parent.children if child.is_op)
+    looped = [child for child in parent.children if child.is_op and counts[child.name] >= LEAST_PASSES]
+    known = (*READS, "aten::cat", "aten::concat")
+    if any(op.name in known for op in looped) or any(child.type in CELLS for child in parent.children):
+        return []
+    computing = [op for op in looped if op.computes]
+    in_place = sum(op.name.endswith("_") for op in computing)
+    return looped if computing and in_place < len(computing) / 2 and not _sample_calls(parent)[0] else []
 
 
 def _place(name: str, group: Sequence[Call]) -> Place:
