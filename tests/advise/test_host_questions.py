@@ -266,6 +266,16 @@ def test_a_step_without_a_thread_contains_the_calls_of_the_busiest_thread() -> N
     assert 2.9 < piece.gain.value < 3.1
 
 
+@pytest.mark.parametrize(("recorded", "stalls"), [(1, 0), (2, 1)])
+def test_a_gap_in_the_only_recorded_step_of_many_is_no_stall(recorded: int, stalls: int) -> None:
+    rows = [row for number in range(recorded) for row in spans(inside(), step=number)]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": 0, "rung": Level.OP if index < recorded else BARE}
+        for index in range(30)
+    ]
+    assert len(advise.of(with_loop(trace_of(rows), loop), only=["stall"]).advice) == stalls
+
+
 def test_gaps_that_python_needs_between_many_calls_are_no_stall() -> None:
     many = [f"op aten::view {index}-{index + 65} dtype=float" for index in range(1000, 4000, 100)]
     assert advice_of(inside(*many), "stall") == []

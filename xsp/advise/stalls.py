@@ -36,9 +36,11 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
     `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
     time to return memory, see the question `page-faults`. The Python code of a loop that reads single values is left to
     the question `synchronisations`. Modules of one class are one piece. Time that is missing from any recorded step is
-    not a stall.
+    not a stall, and one recorded step of many tells nothing: the machine may have done something else.
     """
     step_ms = calls.step_ms(context)
+    job = account.of(context.required_trace).job
+    is_one_of_many = job is not None and job.count > job.recorded
     by_type: dict[str, list[Call]] = {}
     for call in calls.walk(context):
         if call.kind in _CONTAINERS and _excess_ms(call) >= calls.LEAST_MS and _is_innermost(call):
@@ -53,7 +55,8 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
             min(step_ms, _entry_ms(context, entry))
         )
-        if 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS:
+        is_small = 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS
+        if is_small or (repeats < 2 and is_one_of_many):
             continue
         places = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
         subject = f"{len(group)} calls of {name}" if len(group) > 1 else f"a call of {name}"
