@@ -289,6 +289,21 @@ def test_of_many_steps_the_extremes_are_drawn_and_the_means_are_of_all():
 
 
 @pytest.mark.slow
+def test_a_long_name_of_a_kind_leaves_room_for_the_time_of_an_iteration():
+    """The kinds of a GAN have names of three modules each: of the heading only its names were left."""
+    name = "training Sequential 32×64×1×1 + 2× Sequential(2) 32×3×16×16 + 2× BCEWithLogitsLoss 32×1×1×1"
+    kinds = [
+        {"kind": 0, "name": name, "training": True, "steps": 40},
+        {"kind": 1, "name": name + ", SGD", "training": True, "steps": 10},
+    ]
+    rows = [
+        {"dur_ns": 10e6, "kind": int(number % 5 == 4), "rung": 20 if number % 10 < 2 else 10} for number in range(60)
+    ]
+    trace = looped(rows, kinds=kinds)
+    shown = firstscreen.text(firstscreen.first_screen(trace, "a", ()), 80)
+    assert "an iteration" in " ".join(shown.splitlines()[:2]), shown
+
+
 @pytest.mark.parametrize("kinds", [1, 3, 40])
 def test_no_number_of_kinds_makes_more_points_than_can_be_drawn(kinds):
     row = {"dur_ns": 1e6}

@@ -156,6 +156,10 @@ MAX_SOURCE = 36
 """Most characters of a path that is repeated in the commands to type next."""
 
 
+MAX_NAME = 40
+"""Most columns of the name of a run or of a kind of step in the heading, which has room for the time after both."""
+
+
 def _next(source: str) -> str:
     """Return what to type next."""
     if len(source) > MAX_SOURCE:
@@ -166,7 +170,7 @@ def _next(source: str) -> str:
 def _heading(trace: Trace, accounted: Account) -> str:
     """Return name, device, kind of step, time of an iteration with its interval, and work per second."""
     main = accounted.job
-    parts = [trace.name, *filter(None, [devices_text(trace)])]
+    parts = [shortened(trace.name, MAX_NAME), *filter(None, [devices_text(trace)])]
     if len(accounted.ranks) > 1:
         parts.append(f"{len(accounted.ranks)} ranks")
     text = ", ".join(parts)
@@ -176,7 +180,7 @@ def _heading(trace: Trace, accounted: Account) -> str:
         return f"{text}: steps unknown"
     kinds = [each for each in accounted.iterations if each.rank == main.rank]
     if main.name and len(kinds) > 1:
-        text += f", {main.name} ({100 * main.share:.0f} % of the loop)"
+        text += f", {shortened(main.name, MAX_NAME)} ({100 * main.share:.0f} % of the loop)"
     if main.time.ms is None:
         return f"{text}: the time of an iteration is unknown"
     if trace.run.timeline is False:
