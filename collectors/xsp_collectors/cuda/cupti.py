@@ -34,7 +34,7 @@ from xsp_collectors.cuda.activities import (
     Records,
     Row,
     Wait,
-)  # fmt: skip
+)
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
