@@ -1,15 +1,19 @@
-"""How many CUPTI records are decoded per second? Records are fabricated: no GPU is needed.
+"""How many CUPTI records are decoded per second? No GPU is needed: records are fabricated, or were recorded on an H200.
 
 A kernel produces a record of its own and a record of the runtime call that launched it. cupti-python creates an object
 for each record before the record can be read; creating and freeing these objects is the minimum cost of all
 processing. These take turns: this minimum (`floor`), copying the objects into tuples as the callback does (`callback`),
-and the conversion of tuples into spans after the step (`spans`).
+and the conversion of tuples into spans after the step (`spans`). Without cupti-python, the records are those of a step
+of a transformer in `tests/gpu/recorded`, as plain objects, and the minimum is not measured.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any
 
 from parts import turns
@@ -53,47 +57,69 @@ def floor(cupti: Any, kernels: int) -> Callable[[], object]:
     return run
 
 
-def measure(cupti: Any, kernels: int, rounds: int) -> dict[str, list[float]]:
-    """Return the nanoseconds per record in each round, by kind of work."""
+RECORDED = Path(__file__).resolve().parents[1] / "tests" / "gpu" / "recorded" / "records" / "transformer.json"
+
+
+def recorded(count: int) -> list[Any]:
+    """Return at least `count` records of a step that was recorded on a GPU, the step repeated."""
+    content = json.loads(RECORDED.read_text(encoding="utf-8"))
+    records = []
+    for kind, name, *values in content["rows"]:
+        fields = dict(zip(content["fields"][name], values, strict=True))
+        thread = SimpleNamespace(thread_id=fields.pop("object_id_pt_thread_id", None))
+        records.append(SimpleNamespace(kind=kind, object_id=SimpleNamespace(pt=thread), **fields))
+    return records * -(-count // len(records))
+
+
+def measure(records: Sequence[Any], rounds: int, least: Callable[[], object] | None = None) -> dict[str, list[float]]:
+    """Return the nanoseconds per record in each round, by kind of work; `least` is the minimum, if it is known."""
     from xsp_collectors.cuda.cupti import CuptiActivities
 
-    fabricated = fabricate(cupti, kernels)
-    times: dict[str, list[float]] = {"floor": [], "callback": [], "spans": []}
+    times: dict[str, list[float]] = {name: [] for name in ("floor", "callback", "spans") if least or name != "floor"}
     for number in range(rounds + 1):
-        records = Records()
+        delivered = Records()
         collector = CuptiActivities()
-        collector._records = records
+        collector._records = delivered
+        collector._stopped_ns = 1 << 62  # no record is of xsp's own calls after the step
         steps: dict[str, Callable[[], object]] = {
-            "floor": floor(cupti, kernels),
-            "callback": lambda records=records: records.complete(fabricated),
+            "callback": lambda delivered=delivered: delivered.complete(records),
             "spans": lambda collector=collector: sum(1 for _ in collector.spans()),
         }
+        if least is not None:
+            steps = {"floor": least, **steps}
         for name, step in steps.items():
             begin = perf_counter_ns()
             step()
             elapsed_ns = perf_counter_ns() - begin
             if number:  # the first round is not counted
-                times[name].append(elapsed_ns / (2 * kernels))
+                times[name].append(elapsed_ns / len(records))
     return times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, save."""
     options = turns.parse(turns.parser(__doc__, rounds=15), arguments)
+    kernels = 2_000 if options.quick else 50_000
     try:
         from cupti import cupti
+
+        records = fabricate(cupti, kernels)
+        times = measure(records, options.rounds, floor(cupti, kernels))
+        origin = f"Records are of the class {kernel_class(cupti).__name__}."
     except ImportError as error:
-        turns.skip(f"this needs cupti-python ({error}); pip install 'xsp[cuda]'")
-    kernels = 2_000 if options.quick else 50_000
-    times = measure(cupti, kernels, options.rounds)
-    report = turns.Report("cupti_decode", f"Decoding {2 * kernels:,} records of CUPTI", COLUMNS)
+        turns.say(f"  recorded records, as plain objects: {error}; pip install 'xsp[cuda]'")
+        records = recorded(2 * kernels)
+        times = measure(records, options.rounds)
+        origin = f"Records of {RECORDED.stem}, recorded on an H200, as plain objects."
+    report = turns.Report("cupti_decode", f"Decoding {len(records):,} records of CUPTI", COLUMNS)
     for name, values in times.items():
         cost, rate = turns.middle(values), turns.middle([1e9 / value for value in values])
-        against = turns.middle([a / b for a, b in zip(values, times["floor"], strict=True)])
-        report.add([name, cost.text(0), rate.text(0), against.text(2)], ns=cost, rate=rate, rounds=values)
+        least = times.get("floor")
+        against = turns.middle([a / b for a, b in zip(values, least, strict=True)]).text(2) if least else "–"
+        report.add([name, cost.text(0), rate.text(0), against], ns=cost, rate=rate, rounds=values)
     report.notes += [
         "`callback` runs on a thread of CUPTI and holds the GIL at the flush after a step; `spans` runs after it.",
-        f"Records are of the class {kernel_class(cupti).__name__}.",
+        origin,
     ]
     report.finish(options)
 

@@ -32,6 +32,11 @@ def names(group: str) -> list[str]:
     return sorted({point.name for point in _entry_points(group)})
 
 
+def origins(group: str) -> dict[str, str]:
+    """Return where the plugins of a group are, `module:attribute` by name, without importing any of them."""
+    return {point.name: point.value for point in sorted(_entry_points(group), key=lambda point: point.name)}
+
+
 def load(group: str, name: str) -> Any:
     """Import one plugin.
 

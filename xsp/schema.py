@@ -8,7 +8,10 @@ A `Span` is a row in Python, as collectors write it; its fields are the columns,
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 1
 """Version of the table; a column that changes its meaning raises it, an added column does not."""
@@ -330,3 +333,18 @@ class Span(NamedTuple):
     def end_ns(self) -> int:
         """Start plus duration, in nanoseconds."""
         return self.start_ns + self.dur_ns
+
+
+def spans_of(columns: Mapping[str, Sequence[Any]], **constants: Any) -> Iterator[Span]:
+    """Yield spans from columns of the same length; one span at a time, with fields by name, takes twice as long.
+
+    Args:
+        columns: values by the name of the field, at least one column.
+        constants: values that all spans have.
+    """
+    count = len(next(iter(columns.values())))
+    filled: dict[str, Iterable[Any]] = {
+        name: repeat(value, count) for name, value in Span(**constants)._asdict().items()
+    }
+    filled.update(columns)
+    return map(partial(tuple.__new__, Span), zip(*filled.values(), strict=True))

@@ -74,10 +74,15 @@ def hold(con: duckdb.DuckDBPyConnection, names: Iterable[str], max_rows: int) ->
 
     Args:
         con: an engine.
-        names: names of views; those of tables, or of nothing, are left as they are.
+        names: names of views; those of tables, of nothing, and of views of tables are left as they are.
         max_rows: maximum number of rows; a view with more stays.
     """
-    views = {name for (name,) in con.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()}
+    views = {
+        name
+        for (name,) in con.execute(
+            "SELECT view_name FROM duckdb_views() WHERE NOT internal AND contains(sql, 'read_parquet(')"
+        ).fetchall()
+    }
     for name in names:
         with contextlib.suppress(duckdb.Error):  # a damaged file is reported by the query that needs it
             if name not in views:

@@ -103,6 +103,7 @@ def xsp(turn: Turn, trace: str) -> None:
     from xsp.errors import AnalysisError
 
     turn.version = xsp.__version__
+    os.environ["XSP_CACHE"] = ""  # each turn reads the trace
     load = xsp.load  # this attribute access imports the loader; imports are not timed for any tool
     with _loading(turn):
         loaded_trace = load(trace)

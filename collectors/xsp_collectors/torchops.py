@@ -14,9 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +26,7 @@ from xsp.callnames import kind_of
 from xsp.collector import DeviceCollector, Kernels, Probe
 from xsp.cost.flops import flops
 from xsp.cost.traffic import traffic
-from xsp.schema import Kind, Level, Span
+from xsp.schema import Kind, Level, Span, spans_of
 from xsp_collectors import collectives, compiledlayers, kinetouse, opinputs
 from xsp_collectors.cuda import devices
 from xsp_collectors.provenance import CompiledGraphs
@@ -298,13 +296,10 @@ def _category(event: Any) -> str:
 
 
 def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.OP.value) -> Iterator[Span]:
-    """Return operators, built by column: one event at a time, with fields by name, takes twice as long."""
     names = [event.name() for event in events]
     forward_threads = [event.fwd_thread_id() for event in events]
     sequence_numbers = [event.sequence_nr() for event in events]
-    constants = Span(level=_OP, kind=kind, collector=collector)._asdict()
-    columns: dict[str, Iterable[Any]] = {name: repeat(value, len(events)) for name, value in constants.items()}
-    columns |= {
+    columns: dict[str, Sequence[Any]] = {
         "name": names,
         # RecordScope 1 is BACKWARD_FUNCTION; the engine's own frame around it has the default scope
         "phase": [
@@ -321,7 +316,7 @@ def _ops(events: list[Any], threads: _Threads, collector: str, kind: str = Kind.
         columns["attributes"] = [
             collectives.parameters_json(event, name) for event, name in zip(events, names, strict=True)
         ]
-    return map(partial(tuple.__new__, Span), zip(*columns.values(), strict=True))
+    return spans_of(columns, level=_OP, kind=kind, collector=collector)
 
 
 def _with_inputs(span: Span, event: Any, lists: opinputs.TensorLists) -> Span:

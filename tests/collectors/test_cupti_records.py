@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from typing import Any
@@ -23,7 +24,7 @@ from fakecupti import (
 )
 
 from xsp.correlate.evidence import correlate
-from xsp.schema import Level, Span
+from xsp.schema import Level, Span, spans_of
 from xsp.testing import spans, tree
 from xsp_collectors.cuda import calls
 from xsp_collectors.cuda.activities import Activity, ApiCall, Records
@@ -152,6 +153,65 @@ def test_a_call_whose_wait_was_not_recorded_says_by_its_name_what_it_waits_for(c
     made = ApiCall(start=1000, end=2000, cbid=1, process_id=1, thread_id=1, correlation_id=4, return_value=0)
     (span,) = calls.calls([(Activity.RUNTIME, made)], [], lambda interface, number: call, lambda thread: thread)
     assert (span.kind, span.attributes) == ("sync", json.dumps({"sync": sync}))
+
+
+def test_device_work_of_several_kinds_keeps_its_order_and_its_own_description():
+    rows = [
+        kernel(1, 5000, "a", grid_x=1),
+        record(MEMCPY, 1, start=6000, end=7000, correlation_id=2, copy_kind=1, bytes=64),
+        kernel(3, 8000, "a", grid_x=2),
+        record(MEMSET, 1, start=9000, end=9500, correlation_id=4, bytes=32),
+        kernel(1, 5000, "a", grid_x=1, device_id=1),
+    ]
+    seen = decoded(rows)
+    assert [(span.name, span.correlation_id, span.device) for span in seen] == [
+        ("a", 1, 0), ("Memcpy HtoD", 2, 0), ("a", 3, 0), ("Memset", 4, 0), ("a", 1, 1),
+    ]  # fmt: skip
+    assert [json.loads(span.attributes or "").get("grid") for span in seen] == [
+        [1, 1, 1],
+        None,
+        [2, 1, 1],
+        None,
+        [1, 1, 1],
+    ]
+
+
+def test_calls_of_one_name_keep_their_own_results_and_drivers():
+    seen = decoded(
+        [
+            launch(1, 1000),
+            launch(1, 1200, kind=DRIVER),
+            launch(2, 2000),
+            launch(3, 3000, return_value=700),
+            launch(4, 4000),
+        ]
+    )
+    assert [span.attributes for span in seen] == [
+        '{"driver": "cuLaunchKernel"}', None, '{"returned": 700}', None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_search_for_cycles_is_as_the_program_had_it(is_on, monkeypatch):
+    if not is_on:
+        gc.disable()
+    try:
+        decoded([launch(1, 1000)])
+        assert gc.isenabled() == is_on
+        monkeypatch.setattr(calls, "calls", None)
+        with pytest.raises(TypeError):
+            decoded([launch(1, 1000)])
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()
+
+
+def test_spans_of_columns_are_those_made_one_by_one():
+    made = list(spans_of({"name": ["a", "b"], "start_ns": [1, 2]}, level=Level.OP, kind="op"))
+    assert made == [Span(level=Level.OP, kind="op", name=name, start_ns=start) for name, start in (("a", 1), ("b", 2))]
+    assert list(spans_of({"name": []})) == []
+    with pytest.raises(ValueError, match="shorter"):
+        list(spans_of({"name": ["a", "b"], "start_ns": [1]}))
 
 
 def test_the_profilers_own_work_is_overhead_on_its_thread(binding):

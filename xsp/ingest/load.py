@@ -13,10 +13,10 @@ from typing import Any
 
 import duckdb
 
-from xsp import atomic, rundir, table
+from xsp import atomic, cached, rundir, table
 from xsp.errors import TraceError, UsageError
 from xsp.importers import contract
-from xsp.ingest import jobs
+from xsp.ingest import cachedimports, jobs
 from xsp.ingest.presence import has_all_segments, with_presence_notes
 from xsp.run import Run
 from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS
@@ -213,7 +213,17 @@ def _is_verified(run_dir: Path, file: Path, run: Run) -> bool:
 
 def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace:
     """Import sources, which make one run, into a temporary directory that exists as long as the trace."""
-    from xsp.ingest import sources  # its correlation and NumPy are not needed to open a run
+    key = cachedimports.key_of(names)
+    entry = cached.open_folder(cachedimports.KIND, key)
+    if entry is not None:
+        try:
+            trace = _load_run_of(names, entry.path, kind)
+        except BaseException:
+            os.close(entry.lock)
+            raise
+        weakref.finalize(trace.con, os.close, entry.lock)
+        return trace
+    from xsp.ingest import sources, tables  # their correlation and NumPy are not needed to open a run
 
     folder = atomic.temporary_folder()
     direct = sources.open_tables(Path(folder.name), names)
@@ -221,6 +231,7 @@ def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace
         con, run = direct
         weakref.finalize(con, folder.cleanup)
         _refuse_kind(None if run.kinds else kind, names[0])
+        cachedimports.store(key, run, lambda out: tables.write_table(con, run, out))
         if (number := _number_of(kind, run)) is None:
             return Trace(con, run, rungs_of(con, run), Path(names[0]))
         con.execute("DROP TABLE merged")
@@ -233,8 +244,19 @@ def _load_imported(names: Sequence[str], kind: int | str | None = None) -> Trace
             "`xsp import FILE -o DIR` makes a directory of each"
         )
     run_dir, run = next(iter(runs.items()))
+    cachedimports.store(key, run, cachedimports.copy(run_dir))
+    trace = _load_run_of(names, run_dir, kind)
+    weakref.finalize(trace.con, folder.cleanup)
+    return trace
+
+
+def _load_run_of(names: Sequence[str], run_dir: Path, kind: int | str | None) -> Trace:
+    """Load the run directory that sources were imported into."""
+    run = rundir.read_job(run_dir)
     _refuse_kind(None if any(each.kinds for each in run.rank_runs) else kind, names[0])
-    return _load_temporary(folder, run_dir, kind)
+    trace = load(run_dir, kind=kind)
+    trace.path = Path(names[0])
+    return trace
 
 
 def _load_temporary(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:

@@ -1,4 +1,4 @@
-"""Which of several files are the traces of one program's ranks."""
+"""Which files are imported together, and which of them are the traces of one program's ranks."""
 
 from __future__ import annotations
 
@@ -38,3 +38,41 @@ def _stated_rank(path: Path) -> int | None:
     except TraceError:  # it is reported where the file is read
         return None
     return int(found.group(1)) if found else rank_in_name(path.name)
+
+
+def files(sources: Sequence[str]) -> list[str]:
+    """Return the sources with folders replaced by the files in them, each recording once; hidden files are left out.
+
+    Raises:
+        TraceError: a folder holds no file.
+    """
+    found = []
+    for source in sources:
+        folder = Path(source)
+        if contract.is_url(source) or not folder.is_dir():
+            found.append(source)
+            continue
+        if recordings := sorted(entry for entry in folder.glob(_XLA_RECORDINGS) if entry.is_dir()):
+            folder = recordings[-1]  # the latest: their names are times
+        members = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        if not members:
+            raise TraceError(
+                f"{source}: not a run directory, and no file in it to import; give a folder with a trace per rank, or "
+                "the folder in which `xsp run` wrote"
+            )
+        found += [str(member) for member in members if not _is_second_copy(member, members)]
+    return found
+
+
+_XLA_RECORDINGS = "plugins/profile/*"
+"""Folders of recordings below the folder that a program gives to XLA's profiler."""
+
+
+def _is_second_copy(file: Path, files: Sequence[Path]) -> bool:
+    """Return whether a file has the trace events of a recording whose XSpace is among the files, too."""
+    host = file.name.removesuffix(".gz").removesuffix(".trace.json")
+    is_of_xla = file.name != host or file.name.startswith("perfetto_trace")
+    return is_of_xla and any(
+        other.name == f"{host}.xplane.pb" or (host.startswith("perfetto_trace") and other.name.endswith(".xplane.pb"))
+        for other in files
+    )

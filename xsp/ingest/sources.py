@@ -12,6 +12,7 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
+from xsp.ingest import ranks
 from xsp.ingest.jobs import RUNS, append_sources, connect, deduplicate, jobs, name_of, unique_names
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import with_notes, write
@@ -58,7 +59,7 @@ def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dic
     """
     rows: dict[str, RowImporter] = {}
     tables: dict[str, TableImporter | Enricher] = {}
-    for source in _files(sources):
+    for source in ranks.files(sources):
         importer = contract.find_importer(source)
         if isinstance(importer, RowImporter):
             rows[source] = importer
@@ -106,44 +107,6 @@ def _import_rows(out: Path, sources: Sequence[str], imports: Sequence[Imported])
         finally:
             con.close()
     return runs_by_directory
-
-
-def _files(sources: Sequence[str]) -> list[str]:
-    """Return the sources with folders replaced by the files in them, each recording once; hidden files are left out.
-
-    Raises:
-        TraceError: a folder holds no file.
-    """
-    files = []
-    for source in sources:
-        folder = Path(source)
-        if contract.is_url(source) or not folder.is_dir():
-            files.append(source)
-            continue
-        if recordings := sorted(entry for entry in folder.glob(_XLA_RECORDINGS) if entry.is_dir()):
-            folder = recordings[-1]  # the latest: their names are times
-        members = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        if not members:
-            raise TraceError(
-                f"{source}: not a run directory, and no file in it to import; give a folder with a trace per rank, or "
-                "the folder in which `xsp run` wrote"
-            )
-        files += [str(member) for member in members if not _is_second_copy(member, members)]
-    return files
-
-
-_XLA_RECORDINGS = "plugins/profile/*"
-"""Folders of recordings below the folder that a program gives to XLA's profiler."""
-
-
-def _is_second_copy(file: Path, files: Sequence[Path]) -> bool:
-    """Return whether a file has the trace events of a recording whose XSpace is among the files, too."""
-    host = file.name.removesuffix(".gz").removesuffix(".trace.json")
-    is_of_xla = file.name != host or file.name.startswith("perfetto_trace")
-    return is_of_xla and any(
-        other.name == f"{host}.xplane.pb" or (host.startswith("perfetto_trace") and other.name.endswith(".xplane.pb"))
-        for other in files
-    )
 
 
 def import_atomically(

@@ -171,18 +171,28 @@ def _import(
     with atomic.temporary_folder() as folder:
         con, run = _open_merged(Path(folder), source, importer, enrichers, keep_names, default_rank)
         try:
-            (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
-            table.write_parquet(con, "spans", rundir.segment(out, 0))
-            table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
-            if table.has_table(con, "samples"):
-                rundir.portion(out, 0).parent.mkdir()
-                table.write_parquet(con, "samples", rundir.portion(out, 0))
-        except (duckdb.IOException, OSError) as error:
-            raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
+            write_table(con, run, out)
         finally:
             con.close()
-    rundir.write_run(out, run | {"checksums": rundir.checksums(out)})
     return run
+
+
+def write_table(con: duckdb.DuckDBPyConnection, run: Run, out: Path) -> None:
+    """Write what `open_table` returned as a run directory.
+
+    Raises:
+        OutputError: the disk cannot be written.
+    """
+    try:
+        (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
+        table.write_parquet(con, "spans", rundir.segment(out, 0))
+        table.write_parquet(con, "merged", out / rundir.MERGED_FILE)
+        if table.has_table(con, "samples"):
+            rundir.portion(out, 0).parent.mkdir()
+            table.write_parquet(con, "samples", rundir.portion(out, 0))
+    except (duckdb.IOException, OSError) as error:
+        raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
+    rundir.write_run(out, run | {"checksums": rundir.checksums(out)})
 
 
 def _join_captures(runs: Mapping[Path, Run]) -> dict[Path, Run]:

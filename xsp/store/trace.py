@@ -177,13 +177,12 @@ class Trace:
         return self.con.sql(query, params=params)
 
     def load_into_memory(self, max_spans: int) -> None:
-        """Copy the spans of a run directory into memory, so that queries do not read its files each time.
+        """Copy spans that lie in files into memory, so that queries do not read its files each time.
 
         Args:
             max_spans: maximum number of spans; a run with more stays on the disk.
         """
-        if self.path is not None and self.path.is_dir():
-            table.hold(self.con, ("spans", "merged"), max_spans)
+        table.hold(self.con, ("spans", "merged"), max_spans)
 
     def create_temp_table(self, name: str, query: str, params: Sequence[Any] | None = None) -> None:
         """Make a temporary table that several analyses start from, unless this trace has already made it."""

@@ -155,7 +155,7 @@ _ROW_TYPES: dict[int, Any] = {
     Activity.MARKER: Marker,
 }
 
-_KINDS = {int(kind): kind for kind in Activity}
+_KINDS: dict[int, tuple[Activity, Any]] = {int(kind): (kind, _ROW_TYPES[kind]) for kind in Activity}
 
 Reader = Callable[[Any], tuple[Any, ...]]
 """Copies the values of a record."""
@@ -203,8 +203,11 @@ class Records:
     def take(self) -> list[tuple[Activity, Row]]:
         """Return and forget the records that were delivered since the last call."""
         rows: list[tuple[Activity, Row]] = []
+        new = tuple.__new__  # in half the time of `_make`
         while self._batches:
-            rows += [(_KINDS[kind], _ROW_TYPES[kind]._make(values)) for kind, values in self._batches.popleft()]
+            for kind, values in self._batches.popleft():
+                activity, row_type = _KINDS[kind]
+                rows.append((activity, new(row_type, values)))
         return rows
 
     def _add_reader(self, record: Any, kind: int) -> Reader | None:

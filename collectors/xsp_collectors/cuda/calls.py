@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from xsp.callnames import awaited_of, kind_of
-from xsp.schema import Kind, Level, Span
+from xsp.schema import Kind, Level, Span, spans_of
 from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
 
 NameLookup = Callable[[Activity, int], str]
@@ -17,6 +17,9 @@ NameLookup = Callable[[Activity, int], str]
 
 ThreadLookup = Callable[[int | None], int | None]
 """Returns the operating system's id for a record's number of a thread, or None."""
+
+Description = tuple[str, str, str | None]
+"""Kind, name and attributes of a call."""
 
 _VERSION = re.compile(r"(_ptsz|_ptds)?(_v\d{4,})?$")
 
@@ -57,18 +60,46 @@ def calls(
     A driver call inside a runtime call has the same correlation id: it is the same launch, and is put into the
     attributes of the runtime call. Driver calls outside of any (Triton's, NCCL's) are launches of their own.
     """
-    runtime_ids = {_identity(call) for kind, call in api_calls if kind is Activity.RUNTIME and call.correlation_id}
+    driver = Activity.DRIVER
+    identities = [(call.process_id, call.correlation_id) for _, call in api_calls]
+    runtime_ids = {
+        identity
+        for identity, (kind, _) in zip(identities, api_calls, strict=True)
+        if kind is not driver and identity[1]
+    }
     driver_calls = {
-        _identity(call): call for kind, call in api_calls if kind is Activity.DRIVER and _identity(call) in runtime_ids
+        identity: call.cbid
+        for identity, (kind, call) in zip(identities, api_calls, strict=True)
+        if kind is driver and identity in runtime_ids
     }
     waits_by_id = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
-    for kind, call in api_calls:
-        if kind is Activity.DRIVER and _identity(call) in driver_calls:
-            continue
-        driver_call = driver_calls.get(_identity(call))
-        driver = plain_name(find_name(Activity.DRIVER, driver_call.cbid)) if driver_call is not None else None
-        wait = waits_by_id.pop(call.correlation_id, None)
-        yield _call(call, plain_name(find_name(kind, call.cbid)), driver, wait, find_thread(call.thread_id))
+    own = [
+        (kind, call, driver_calls.get(identity))
+        for identity, (kind, call) in zip(identities, api_calls, strict=True)
+        if kind is not driver or identity not in driver_calls
+    ]
+    descriptions: dict[tuple[Any, ...], Description] = {}
+
+    def describe(kind: Activity, call: ApiCall, driver_number: int | None) -> Description:
+        wait = waits_by_id.pop(call.correlation_id, None) if waits_by_id else None
+        key = (kind, call.cbid, driver_number, wait and wait.type, call.return_value)
+        if key not in descriptions:
+            driver_name = None if driver_number is None else plain_name(find_name(driver, driver_number))
+            descriptions[key] = _describe(plain_name(find_name(kind, call.cbid)), driver_name, *key[3:])
+        return descriptions[key]
+
+    if own:
+        kinds, names, attributes = zip(*(describe(*each) for each in own), strict=True)
+        columns = {
+            "kind": kinds,
+            "name": names,
+            "start_ns": [call.start for _, call, _ in own],
+            "dur_ns": [max(call.end - call.start, 0) for _, call, _ in own],
+            "thread": [find_thread(call.thread_id) for _, call, _ in own],
+            "correlation_id": [call.correlation_id or None for _, call, _ in own],
+            "attributes": attributes,
+        }
+        yield from spans_of(columns, level=Level.RUNTIME, collector=COLLECTOR)
     for wait in waits_by_id.values():  # waits whose call was not recorded
         subject = _WAITS[wait.type]
         yield _span(Kind.SYNC, f"synchronize {subject}", wait, {"sync": subject, "context": wait.context_id})
@@ -80,27 +111,23 @@ def overhead(record: Overhead, find_thread: ThreadLookup) -> Span:
     return _span(Kind.OVERHEAD, name, record, {}, find_thread(thread_of(record)))
 
 
-def _identity(call: ApiCall) -> tuple[int, int]:
-    return call.process_id, call.correlation_id
-
-
-def _call(call: ApiCall, name: str, driver: str | None, wait: Wait | None, thread: int | None) -> Span:
+def _describe(name: str, driver: str | None, wait: int | None, returned: int) -> Description:
+    """Return the description of a call; `driver` is the call in it, `wait` CUPTI's number of its wait."""
     kind = kind_of(name)
     attributes: dict[str, Any] = {"driver": driver} if driver is not None else {}
     if kind is Kind.SYNC or wait is not None:
-        attributes["sync"] = awaited_of(name) or (_WAITS[wait.type] if wait is not None else "context")
-    if call.return_value:
-        attributes["returned"] = call.return_value
-    return _span(kind, name, call, attributes, thread, call.correlation_id or None)
+        attributes["sync"] = awaited_of(name) or (_WAITS[wait] if wait is not None else "context")
+    if returned:
+        attributes["returned"] = returned
+    return kind.value, name, json.dumps(attributes) if attributes else None
 
 
 def _span(
     kind: Kind,
     name: str,
-    record: ApiCall | Wait | Overhead,
+    record: Wait | Overhead,
     attributes: dict[str, Any],
     thread: int | None = None,
-    correlation: int | None = None,
 ) -> Span:
     return Span(
         level=Level.RUNTIME,
@@ -109,7 +136,6 @@ def _span(
         start_ns=record.start,
         dur_ns=max(record.end - record.start, 0),
         thread=thread,
-        correlation_id=correlation,
         collector=COLLECTOR,
         attributes=json.dumps(attributes) if attributes else None,
     )

@@ -7,13 +7,14 @@ steps: records are flushed after the step's end was read, then named and turned 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,19 @@ from xsp.collector import DeviceCollector, Kernels
 from xsp.schema import Level, Span
 from xsp_collectors import kinetouse
 from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
-from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker, Overhead, Records, Row, Wait
+from xsp_collectors.cuda.activities import (
+    COLLECTOR,
+    Activity,
+    ApiCall,
+    Copy,
+    Kernel,
+    Marker,
+    Memset,
+    Overhead,
+    Records,
+    Row,
+    Wait,
+)
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
@@ -165,8 +178,8 @@ class CuptiActivities(DeviceCollector):
 
     def spans(self) -> list[Span]:
         """Return the recorded spans; once CUDA is in use, try CUPTI for the following steps."""
-        rows = self._program_records(self._records.take())
-        placement = graphs.place([*self._host_spans(rows), *self._device_spans(rows)], self._captures)
+        with _without_collections():
+            placement = self._placement()
         self._counts[graphs.UNSEEN_CAPTURES] += placement.unknown_count
         self._count_losses()
         if self._recording is None and self._is_open and not self._is_refused and _cuda_is_in_use():
@@ -182,37 +195,42 @@ class CuptiActivities(DeviceCollector):
         yield from sorted(self._notes)
         self._notes.clear()
 
-    def _host_spans(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
-        api_calls = [(kind, row) for kind, row in rows if isinstance(row, ApiCall)]
-        waits = [row for _, row in rows if isinstance(row, Wait) and row.start < self._stopped_ns]
-        yield from calls.calls(api_calls, waits, self._names.lookup, self._threads)
-        yield from (calls.overhead(row, self._threads) for _, row in rows if isinstance(row, Overhead))
-        ranges = self._ranges.close([row for _, row in rows if isinstance(row, Marker)], self._threads)
-        self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
-        yield from ranges
-
-    def _device_spans(self, rows: list[tuple[Activity, Row]]) -> Iterator[Span]:
-        for _, row in rows:
-            make_span = devicespans.MAKERS.get(type(row))
-            if make_span is None:
-                continue
-            if not devicespans.is_finished(row):  # type: ignore[arg-type]
-                self._counts["kernels or copies that had not ended when the step's records were flushed"] += 1
-            elif row.start not in self._window or row.end not in self._window:  # type: ignore[union-attr]
-                self._counts["kernels or copies at times that are not the step's, which were left out"] += 1
-            else:
-                self._counts["kernels"] += 1
-                yield make_span(row)
-
-    def _program_records(self, rows: list[tuple[Activity, Row]]) -> list[tuple[Activity, Row]]:
-        """Return the records without those of xsp's own work before the step began and after it ended."""
-        own_ids = {row.correlation_id for _, row in rows if isinstance(row, ApiCall) and self._is_own(row)}
-        return [
-            (kind, row)
-            for kind, row in rows
-            if getattr(row, "correlation_id", None) not in own_ids
-            and not (isinstance(row, Overhead) and row.end <= self._begun_ns)
+    def _placement(self) -> graphs.Placement:
+        """Return the spans of the records that were delivered, without those of xsp's own calls around the step."""
+        rows_by_type: dict[type[Row], list[tuple[Activity, Any]]] = defaultdict(list)
+        work: list[tuple[Activity, Any]] = []
+        for row_type in (Kernel, Copy, Memset):  # in one list, whose order is that of the records
+            rows_by_type[row_type] = work
+        for pair in self._records.take():
+            rows_by_type[type(pair[1])].append(pair)
+        own_ids = {row.correlation_id for _, row in rows_by_type[ApiCall] if self._is_own(row)}
+        api_calls, waits, device_work = (
+            [pair for pair in rows if pair[1].correlation_id not in own_ids] if own_ids else rows
+            for rows in (rows_by_type[ApiCall], rows_by_type[Wait], work)
+        )
+        host_spans = calls.calls(
+            api_calls,
+            [row for _, row in waits if row.start < self._stopped_ns],
+            self._names.lookup,
+            self._threads,
+        )
+        overheads = [
+            calls.overhead(row, self._threads) for _, row in rows_by_type[Overhead] if row.end > self._begun_ns
         ]
+        ranges = self._ranges.close([row for _, row in rows_by_type[Marker]], self._threads)
+        self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
+        spans = [*host_spans, *overheads, *ranges, *self._device_spans([row for _, row in device_work])]
+        return graphs.place(spans, self._captures)
+
+    def _device_spans(self, work: Sequence[devicespans.Work]) -> Iterator[Span]:
+        first_ns, end_ns = self._window.start, self._window.stop
+        finished = [row for row in work if devicespans.is_finished(row)]
+        inside = [row for row in finished if first_ns <= row.start < end_ns and first_ns <= row.end < end_ns]
+        unfinished_count, outside_count = len(work) - len(finished), len(finished) - len(inside)
+        self._counts["kernels or copies that had not ended when the step's records were flushed"] += unfinished_count
+        self._counts["kernels or copies at times that are not the step's, which were left out"] += outside_count
+        self._counts["kernels"] += len(inside)
+        return devicespans.spans(inside)
 
     def _is_own(self, call: ApiCall) -> bool:
         """Return whether a call is xsp's: before the step on the starting thread, or after it on the stopping one."""
@@ -261,6 +279,18 @@ class CuptiActivities(DeviceCollector):
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._is_refused = reason, True
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Suspend Python's search for cycles, which would go through ten thousands of new records again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _launch_empty_kernel() -> None:

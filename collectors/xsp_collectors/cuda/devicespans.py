@@ -6,10 +6,10 @@ import ctypes
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xsp.schema import Kind, Level, Span
+from xsp.schema import Kind, Level, Span, spans_of
 from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
 
 _COPIES = {
@@ -27,53 +27,73 @@ _COPIES = {
 """CUPTI's numbers of the source and target of a copy: host, device, array, peer."""
 
 
-def is_finished(work: Kernel | Copy | Memset) -> bool:
+Work = Kernel | Copy | Memset
+
+
+def is_finished(work: Work) -> bool:
     """Return whether the work had begun and ended when the records were flushed."""
     return 0 < work.start <= work.end
 
 
-def kernel(work: Kernel) -> Span:
-    """Return the span of a kernel, with its launch parameters."""
-    name = demangle(work.name or "kernel without a name")
-    attributes = _launch_attributes(
-        library_by_name(name),
-        (work.grid_x, work.grid_y, work.grid_z),
-        (work.block_x, work.block_y, work.block_z),
-        work.registers_per_thread,
-        (work.static_shared_memory, work.dynamic_shared_memory),
-        work.graph_node_id,
-        work.context_id,
-    )
-    return _span(work, Kind.KERNEL, name, attributes)
+Description = tuple[str, str, str]
+"""Kind, name and attributes of device work."""
 
 
-def copy(work: Copy) -> Span:
-    """Return the span of a copy."""
-    direction = _COPIES.get(work.copy_kind)
-    attributes = _copy_attributes(work.bytes, direction, work.graph_node_id, work.context_id)
-    return _span(work, Kind.COPY, f"Memcpy {direction}" if direction else "Memcpy", attributes)
+def spans(work: Sequence[Work]) -> Iterator[Span]:
+    """Yield the spans of device work, in its order."""
+    if not work:
+        return iter(())
+    kinds, names, attributes = zip(*(_DESCRIPTIONS[type(record)](record) for record in work), strict=True)
+    columns = {
+        "kind": kinds,
+        "name": names,
+        "start_ns": [record.start for record in work],
+        "dur_ns": [record.end - record.start for record in work],
+        "device": [record.device_id for record in work],
+        "stream": [record.stream_id for record in work],
+        "correlation_id": [record.correlation_id or None for record in work],
+        "attributes": attributes,
+    }
+    return spans_of(columns, level=Level.KERNEL, collector=COLLECTOR)
 
 
-def memset(work: Memset) -> Span:
-    """Return the span of a memset."""
-    return _span(work, Kind.COPY, "Memset", _copy_attributes(work.bytes, "memset", work.graph_node_id, work.context_id))
+_LAUNCH = Kernel._fields.index("name")
+"""Position from which on a kernel's fields, without times and ids, are those of its launch."""
 
 
 @functools.lru_cache(maxsize=4096)
-def _launch_attributes(
-    library: str | None,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    registers: int | None,
-    shared: tuple[int | None, int | None],
-    node: int | None,
-    context: int,
-) -> str:
-    sizes = [part for part in shared if part is not None]
-    shared_bytes = sum(sizes) if sizes else None
-    attributes: dict[str, Any] = {"grid": grid, "block": block, "registers": registers, "shared_bytes": shared_bytes}
+def _kernel(launch: tuple[Any, ...], context: int) -> Description:
+    """Return the description of a kernel, with its launch parameters."""
+    symbol, *sizes, registers, static, dynamic, node = launch
+    name = demangle(symbol or "kernel without a name")
+    shared = [part for part in (static, dynamic) if part is not None]
+    attributes: dict[str, Any] = {
+        "grid": sizes[:3],
+        "block": sizes[3:],
+        "registers": registers,
+        "shared_bytes": sum(shared) if shared else None,
+    }
+    library = library_by_name(name)
     attributes |= {"library": library, "evidence": "name"} if library is not None else {}
-    return _json(attributes, node, context)
+    return Kind.KERNEL.value, name, _json(attributes, node, context)
+
+
+def _copy(work: Copy) -> Description:
+    direction = _COPIES.get(work.copy_kind)
+    attributes = _copy_attributes(work.bytes, direction, work.graph_node_id, work.context_id)
+    return Kind.COPY.value, f"Memcpy {direction}" if direction else "Memcpy", attributes
+
+
+def _memset(work: Memset) -> Description:
+    attributes = _copy_attributes(work.bytes, "memset", work.graph_node_id, work.context_id)
+    return Kind.COPY.value, "Memset", attributes
+
+
+_DESCRIPTIONS: dict[type, Callable[[Any], Description]] = {
+    Kernel: lambda work: _kernel(work[_LAUNCH:], work.context_id),
+    Copy: _copy,
+    Memset: _memset,
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,24 +105,6 @@ def _json(attributes: dict[str, Any], node: int | None, context: int) -> str:
     """Return the known attributes as JSON, with the node if the work belongs to a replayed CUDA graph."""
     attributes |= {"graph": True, "graph_node": node} if node else {}
     return json.dumps({key: value for key, value in (attributes | {"context": context}).items() if value is not None})
-
-
-def _span(work: Kernel | Copy | Memset, kind: Kind, name: str, attributes: str) -> Span:
-    return Span(
-        level=Level.KERNEL,
-        kind=kind.value,
-        name=name,
-        start_ns=work.start,
-        dur_ns=work.end - work.start,
-        device=work.device_id,
-        stream=work.stream_id,
-        correlation_id=work.correlation_id or None,
-        collector=COLLECTOR,
-        attributes=attributes,
-    )
-
-
-MAKERS: dict[type, Callable[[Any], Span]] = {Kernel: kernel, Copy: copy, Memset: memset}
 
 
 # --- names of kernels -------------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Imported files in the user's cache, as run directories: a command on a file that was imported before opens it.
+
+An entry depends on the content of the files, their names, and the code that imports: xsp, the installed importers, and
+the table engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from xsp import cached, plugins
+from xsp.errors import XspError
+from xsp.importers import contract
+from xsp.ingest import ranks
+from xsp.run import Run
+
+KIND = "import"
+
+MIN_SPANS = 2_000
+"""Number of spans below which importing takes about as long as opening a run."""
+
+
+def key_of(names: Sequence[str]) -> dict[str, Any] | None:
+    """Return everything that the import of sources depends on; None if it is not cached.
+
+    Args:
+        names: files and folders, as for `xsp.load`; what is fetched from a URL is not cached.
+    """
+    if cached.default_folder() is None or any(map(contract.is_url, names)):
+        return None
+    try:
+        files = ranks.files(names)
+        # folders of several files may say which host or recording they are of
+        places = [list(Path(file).absolute().parts[-3:] if len(files) > 1 else [Path(file).name]) for file in files]
+        importers = plugins.origins(contract.GROUP)
+        packages = sorted({"xsp", *(origin.partition(".")[0].partition(":")[0] for origin in importers.values())})
+        return {
+            "names": [Path(name).name for name in names],
+            "files": [[place, cached.content_hash(Path(file))] for place, file in zip(places, files, strict=True)],
+            "importers": importers,
+            "code": [cached.code(package) for package in packages],
+            "engine": duckdb.__version__,
+        }
+    except (OSError, ValueError, ImportError, XspError):  # the import itself reports what is wrong
+        return None
+
+
+def store(key: dict[str, Any] | None, run: Run, write: Callable[[Path], object]) -> None:
+    """Store an imported run, unless it is small; a cache that cannot be written is no error.
+
+    Args:
+        key: from `key_of`.
+        run: the run; its ranks, if it is a job.
+        write: writes the run directory into an empty folder.
+    """
+    imported = run.imported
+    if imported is None or sum(source.spans or 0 for source in imported.sources) < MIN_SPANS:
+        return
+    with contextlib.suppress(OSError, duckdb.Error, XspError):
+        cached.store_folder(KIND, key, write)
+
+
+def copy(run_dir: Path) -> Callable[[Path], object]:
+    """Return a function that copies a run directory, for `store`."""
+    return lambda folder: shutil.copytree(run_dir, folder, dirs_exist_ok=True)
