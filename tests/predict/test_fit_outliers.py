@@ -133,8 +133,14 @@ def test_units_of_cells_are_read_and_converted() -> None:
 
 def test_units_that_do_not_fit_together_are_refused() -> None:
     rows = [{"batch": f"{batch} {'images' if batch > 2 else 'tokens'}", "ms": 1.0 * batch} for batch in (1, 2, 4, 8)]
-    with pytest.raises(UsageError, match=r"column batch has '\d images' and '\d tokens', in units that cannot be conv"):
-        configurations.of_rows(rows)
+    with pytest.raises(UsageError, match="row 1, column batch: '1 tokens' and row 3, column batch: '4 images' have un"):
+        configurations.of_rows([*rows, rows[-1]])
+    sizes = ["2GiB", "4 parsecs", "2 GB", "8 GiB"]
+    with pytest.raises(
+        UsageError, match="row 2, column memory: '4 parsecs' and row 1, column memory: '2GiB' have unit"
+    ):
+        configurations.of_rows([{**row, "memory": size} for row, size in zip(rows, sizes, strict=True)], "ms", None,
+                               ["memory"])  # fmt: skip
 
 
 @pytest.mark.slow
