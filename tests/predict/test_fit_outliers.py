@@ -126,6 +126,9 @@ def test_units_of_cells_are_read_and_converted() -> None:
     assert table.seconds == pytest.approx([9e-4, 1.8e-3, 3.6e-3])
     assert table.values["batch"].tolist() == [1, 2, 4]
     assert table.values["memory"].tolist() == [2**30, 2**29, 2**31]
+    again = {"batch": "1 sample", "memory": "1024 MiB", "took": "1 ms"}
+    alike = {"batch": "1 samples", "memory": "1GiB", "took": "1 ms"}
+    assert configurations.of_rows([*rows, again, alike], "took").groups.tolist() == [0, 1, 2, 0, 0]
     assert any("column batch has numbers with units, read as numbers in sample" in note for note in table.notes)
     texts = configurations.of_rows(rows, "took", categories=["batch"])
     assert texts.factor("batch").levels

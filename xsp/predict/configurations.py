@@ -162,7 +162,11 @@ def of_rows(
     complete_rows = _complete_rows(timed_rows, names, omissions)
     values: dict[str, NDArray[Any]] = {}
     table_factors = tuple(_factor(name, complete_rows, is_text[name], values, unit_notes) for name in names)
-    keys = [tuple(_canonical_value(row.get(name)) for name in (group or names)) for _, row, _ in complete_rows]
+    key_columns = [  # numbers of a factor are in one unit
+        values[name].tolist() if name in values else [_canonical_value(row.get(name)) for _, row, _ in complete_rows]
+        for name in (group or names)
+    ]
+    keys = list(zip(*key_columns, strict=True))
     group_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     notes = [f"{count:,} of {len(rows):,} rows are left out: {reason}" for reason, count in omissions.items() if count]
     return Configurations(
