@@ -339,8 +339,18 @@ _SINGLE_VALUE = "more than 1 value per channel"
 """Part of the message with which a batch normalisation refuses a single value per channel in training."""
 
 
-def _check_input(torch: Any, spec: str, call: ModelCall) -> None:
+_NO_GRADIENT = "does not require grad"
+"""Part of the message with which autograd refuses to differentiate where gradients are off."""
+
+
+def _check_input(torch: Any, spec: str, call: ModelCall, train: bool) -> None:
     """Call a model once before anything is recorded, so that a rejected input costs one line and not a run.
+
+    Args:
+        torch: the module.
+        spec: name of the model.
+        call: the model with its arguments.
+        train: whether the step trains, so that the model may differentiate in its forward pass.
 
     Raises:
         ModelError: the call raised.
@@ -348,10 +358,15 @@ def _check_input(torch: Any, spec: str, call: ModelCall) -> None:
     tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, torch.Tensor)]
     sizes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
     try:
-        with torch.no_grad() if call.state is None else torch.inference_mode():  # the mode in which the cache was made
+        if train:
             call()
+        else:
+            with torch.no_grad() if call.state is None else torch.inference_mode():  # in which the cache was made
+                call()
     except Exception as error:
         remedy = "give --batch 2" if _SINGLE_VALUE in str(error) else call.remedy
+        if _NO_GRADIENT in str(error) and not train:
+            remedy = "its prediction computes gradients: use --train, or file.py:function"
         raise ModelError(
             f"{spec} fails on its input{f' of {sizes}' if sizes else ''} ({first_sentence(error)})"
             f"{f'; {remedy}' if remedy else ''}"
@@ -395,7 +410,7 @@ def on_device(spec: str, call: ModelCall, settings: Settings) -> ModelCall:
     if call.candidates is not None:
         return _with_accepted_input(torch, spec, replace(call, model=model), settings)
     result = ModelCall(model, args, kwargs, call.remedy, call.prefix, state=state)
-    _check_input(torch, spec, result)
+    _check_input(torch, spec, result, settings.train)
     return result
 
 
@@ -410,7 +425,7 @@ def _with_accepted_input(torch: Any, spec: str, call: ModelCall, settings: Setti
     for make_kwargs in call.candidates(call.model):
         try:
             candidate = ModelCall(call.model, (), _move(torch, make_kwargs(), settings.device), call.remedy)
-            _check_input(torch, spec, candidate)
+            _check_input(torch, spec, candidate, settings.train)
         except Exception as error:
             first_error = first_error or error
         else:

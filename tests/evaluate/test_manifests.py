@@ -235,6 +235,8 @@ def test_a_manifest_of_one_kind_is_that_section_also_with_a_field_of_its_name(tm
         ("framework: PyTorch\nname: x\noutputs: 3\n", "model.outputs.0: input should be a valid dictionary"),
         ("kind: model\nid: a\nname: x\nmodel: {sources: 5}\n", "model.files.0.path: input should be a valid string"),
         ("", "empty"),
+        ("model:\n  name: x\n  preprocess: {function: f, seconds: 1 parsec}\n", "m.yaml:3: model.preprocess.seconds: "),
+        ("model:\n  name: x\n  preprocess: {functon: f}\n", "m.yaml:3: model.preprocess.function: field required"),
     ],
 )
 def test_errors_have_file_line_and_field(text: str, said: str, tmp_path: Path) -> None:

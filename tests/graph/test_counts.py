@@ -416,3 +416,24 @@ def test_models_of_libraries_count_what_torchs_own_counter_counts(spec: str) -> 
     graph = xsp.graph.of(spec)
     found = graph.measures()
     assert (found["flops"], found["flops_unknown"]) == (counter.get_total_flops() - masked_flops(graph), 0)
+
+
+class Force(nn.Module):
+    """A model whose forward pass differentiates, as models of forces do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, 8))
+
+    def forward(self, positions: Any) -> Any:
+        positions = positions.detach().requires_grad_()
+        return torch.autograd.grad((positions @ self.weight).tanh().sum(), positions, create_graph=True)[0]
+
+
+def test_a_model_that_differentiates_in_its_forward_pass_is_counted_in_training() -> None:
+    model, positions = Force(), torch.ones(4, 16)
+    with Products() as counter:
+        model(positions).square().mean().backward()
+    found = xsp.graph.of(model, positions, train=True).measures()
+    assert (found["flops"], found["flops_unknown"]) == (counter.total, 0)
+    assert counter.total == 6 * 2 * 4 * 16 * 8

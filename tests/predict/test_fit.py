@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xsp.errors import UsageError
-from xsp.predict import baselines, configurations, crossvalidation, fitfile, generic, identifiability, nextrun
+from xsp.predict import baselines, configurations, crossvalidation, fitfile, fromruns, generic, identifiability, nextrun
 from xsp.predict.configurations import Configurations
 from xsp.predict.generic import Penalty
 
@@ -314,16 +314,20 @@ GOOD = [{"batch": float(b), "step_ms": 1.0 + b} for b in range(1, 9)]
         ([{**each, "step_ms": None} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": float("nan")} for each in GOOD], {}, "no time above 0"),
         ([{**each, "step_ms": -1} for each in GOOD], {}, "no time above 0"),
-        ([{**each, "step_ms": "3 parsecs"} for each in GOOD], {}, "such as '3 parsecs'; write 12.3, or 12.3 ms"),
+        ([{**each, "step_ms": "3 parsecs"} for each in GOOD], {},
+         "row 1, column step_ms: '3 parsecs' is not a time: write 12.3, or 12.3 with a unit, such as ns, us, ms, s, "),
+        *(([*GOOD, {"batch": 9.0, "step_ms": cell}], {}, "row 9, column step_ms: ")
+          for cell in ("12 parsecs", "12,5", "1,234.5 ms", "7m30s", '"12.5"', "1e400", "12 GiB", "\u22123", [1], True)),
+        ([{**each, "step_ms": "failed"} for each in GOOD], {}, "no time above 0, such as 'failed'; write 12.3"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {}, "name it, --time COLUMN; there are batch, took"),
         ([{"batch": each["batch"], "took": 1.0} for each in GOOD], {"time": "took"}, "--unit s, ms, us or ns"),
         (GOOD, {"time": "step"}, "did you mean step_ms"),
         (GOOD, {"factors": ["bach"]}, "did you mean batch"),
         (GOOD, {"factors": ["step_ms"]}, "the time itself"),
-        ([*GOOD, {"batch": 0, "step_ms": 1.0}], {}, "has 0, which cannot be raised"),
-        ([*GOOD, {"batch": -4, "step_ms": 1.0}], {}, "has -4, which cannot be raised"),
-        ([*GOOD, {"batch": "8 images", "step_ms": 1.0}], {}, "has numbers, and '8 images'"),
-        ([*GOOD, {"batch": [1], "step_ms": 1.0}], {}, "neither a number nor a text"),
+        ([*GOOD, {"batch": 0, "step_ms": 1.0}], {}, "row 9, column batch: '0' cannot be raised"),
+        ([*GOOD, {"batch": -4, "step_ms": 1.0}], {}, "row 9, column batch: '-4' cannot be raised"),
+        ([*GOOD, {"batch": "8 images", "step_ms": 1.0}], {}, "row 9, column batch: '8 images' is no number, and"),
+        ([*GOOD, {"batch": [1], "step_ms": 1.0}], {}, "row 9, column batch: '[1]' is neither a number nor a text"),
         ([{"name": f"run {n}", "step_ms": 1.0} for n in range(60)], {"factors": ["name"]}, "60 different texts"),
         ([{f"c{n}": n + place for n in range(40)} | {"ms": 1.0} for place in range(3)], {}, "more than 16"),
         ([{f"c{n}": n for n in range(400)}], {}, "400 columns, more than 256"),
@@ -347,6 +351,29 @@ def test_a_letter_that_is_only_like_a_unit_is_none() -> None:
     made = [{"batch": each["batch"], "step_\N{LATIN SMALL LETTER LONG S}": 7.0} for each in GOOD]
     with pytest.raises(UsageError, match="--unit s, ms, us or ns"):
         configurations.of_rows(made, list(made[0])[1])
+
+
+def test_words_in_place_of_a_time_are_named_and_numbers_read_as_texts_too() -> None:
+    odd = [{"batch": 3.0, "step_ms": "OOM"}, {"batch": 3.0, "step_ms": " timeout"}]
+    (note,) = configurations.of_rows([*GOOD, *odd]).notes
+    assert note == "2 of 10 rows are left out: without a time above 0 in step_ms ('OOM', 'timeout')"
+    commas = [{**each, "rate": f"0,{int(each['batch'])}"} for each in GOOD]
+    (note,) = configurations.of_rows(commas).notes
+    assert note.startswith("row 1, column rate: '0,1' is no number, so the column is read as texts")
+    mixed = [{**each, "memory": "large" if each["batch"] == 4 else f"{each['batch']:g} GiB"} for each in GOOD]
+    (note,) = configurations.of_rows(mixed).notes
+    assert note.startswith("row 4, column memory: 'large' is no number, so the column is read as texts")
+
+
+def test_rows_of_files_are_named_by_file_and_row(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("batch,step_ms\n1,2\n2,3\n")
+    (tmp_path / "two.jsonl").write_text('{"batch": 4, "step_ms": 4}\n{"batch": 8, "step_ms": "5 fortnights"}\n')
+    rows, _ = fromruns.rows([str(tmp_path / "one.csv"), str(tmp_path / "two.jsonl")])
+    with pytest.raises(UsageError) as raised:
+        configurations.of_rows(rows)
+    assert str(raised.value).startswith(
+        f"{tmp_path / 'two.jsonl'}, row 2, column step_ms: '5 fortnights' is not a time"
+    )
 
 
 def test_rows_that_are_left_out_are_counted() -> None:

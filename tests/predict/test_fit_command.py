@@ -109,6 +109,16 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
     ]
 
 
+def test_a_value_may_have_a_unit_as_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "memory,step_ms\n" + "".join(f"{size} GiB,{3 * size}\n" for size in (1, 2, 3, 4, 6, 8, 12, 16))
+    (tmp_path / "t.csv").write_text(text)
+    fit = str(tmp_path / "fit.json")
+    told(capsys, "fit", str(tmp_path / "t.csv"), "--resamples", "20", "-o", fit)
+    points = json.loads(told(capsys, "at", "memory=5120 MiB,5 GiB,5", "--fit", fit, "--format", "json"))["points"]
+    assert [point["step_s"] for point in points] == pytest.approx([points[2]["step_s"]] * 3)
+    assert "not a number above 0, or one with a unit such as GiB" in refused(capsys, "at", "memory=5 h", "--fit", fit)
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -117,6 +127,7 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
         (("at", "batch=8", "threads=1", "kind=cnn", "lr=1"), "lr is not in the fit"),
         (("at", "batch=0", "threads=1", "kind=cnn"), "not a number above 0"),
         (("at", "batch=x", "threads=1", "kind=cnn"), "batch=x is not a number above 0"),
+        (("at", "batch=8 GiB", "threads=1", "kind=cnn"), "batch=8 GiB is not a number above 0"),
         (("at", "batch=nan", "threads=1", "kind=cnn"), "not a number above 0"),
         (("at", "batch=1", "batch=2", "threads=1", "kind=cnn"), "batch is given twice"),
         (("at", "batch=" + ",".join(map(str, range(1, 1002))), "threads=1", "kind=cnn"), "combinations"),

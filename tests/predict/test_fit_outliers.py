@@ -126,6 +126,9 @@ def test_units_of_cells_are_read_and_converted() -> None:
     assert table.seconds == pytest.approx([9e-4, 1.8e-3, 3.6e-3])
     assert table.values["batch"].tolist() == [1, 2, 4]
     assert table.values["memory"].tolist() == [2**30, 2**29, 2**31]
+    again = {"batch": "1 sample", "memory": "1024 MiB", "took": "1 ms"}
+    alike = {"batch": "1 samples", "memory": "1GiB", "took": "1 ms"}
+    assert configurations.of_rows([*rows, again, alike], "took").groups.tolist() == [0, 1, 2, 0, 0]
     assert any("column batch has numbers with units, read as numbers in sample" in note for note in table.notes)
     texts = configurations.of_rows(rows, "took", categories=["batch"])
     assert texts.factor("batch").levels
@@ -133,8 +136,14 @@ def test_units_of_cells_are_read_and_converted() -> None:
 
 def test_units_that_do_not_fit_together_are_refused() -> None:
     rows = [{"batch": f"{batch} {'images' if batch > 2 else 'tokens'}", "ms": 1.0 * batch} for batch in (1, 2, 4, 8)]
-    with pytest.raises(UsageError, match=r"column batch has '\d images' and '\d tokens', in units that cannot be conv"):
-        configurations.of_rows(rows)
+    with pytest.raises(UsageError, match="row 1, column batch: '1 tokens' and row 3, column batch: '4 images' have un"):
+        configurations.of_rows([*rows, rows[-1]])
+    sizes = ["2GiB", "4 parsecs", "2 GB", "8 GiB"]
+    with pytest.raises(
+        UsageError, match="row 2, column memory: '4 parsecs' and row 1, column memory: '2GiB' have unit"
+    ):
+        configurations.of_rows([{**row, "memory": size} for row, size in zip(rows, sizes, strict=True)], "ms", None,
+                               ["memory"])  # fmt: skip
 
 
 @pytest.mark.slow

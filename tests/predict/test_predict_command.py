@@ -16,6 +16,7 @@ from depth import deep
 
 import xsp
 from xsp import sections
+from xsp.account import pagefaults
 from xsp.cli import main
 from xsp.cli.predict import loader
 from xsp.errors import AnalysisError, UsageError
@@ -322,6 +323,24 @@ def test_a_run_tells_the_gradients_of_its_modules_and_those_that_modules_share_o
     assert alone.check.step == pytest.approx(found.step, rel=1e-6)
     assert alone.points[1].predicted.step >= alone.points[0].predicted.step
     assert alone.points[0].samples_per_s == pytest.approx(4 / found.step)
+
+
+def test_the_time_of_page_faults_is_said_as_other_processes_may_have_none(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "page faults" not in " ".join(recorded.of(xsp.load(run)).unknown)
+    loop_of = recorded.loop_of
+
+    def with_faults(trace: xsp.Trace) -> Any:
+        loop = loop_of(trace)
+        assert loop is not None
+        return loop._replace(faults=4e9, system_ns=(loop.mean_ns or 0) / 4)
+
+    monkeypatch.setattr(recorded, "loop_of", with_faults)
+    step = recorded.of(xsp.load(run))
+    threads = pagefaults.threads(xsp.load(run).run.machine)
+    assert step.page_faults == pytest.approx(step.step / 4 / threads**0.5)
+    assert any(text.startswith("how many page faults ranks have: ") for text in step.unknown)
 
 
 @pytest.mark.slow

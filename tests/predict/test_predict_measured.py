@@ -66,8 +66,8 @@ def step(*gradients: int) -> Work:
     return Work(tuple(Layer(f"{each}", 0.01, 0.02, (each,)) for each in gradients), update=0.003)
 
 
-def demo(work: Work, ranks: int = 1) -> RecordedStep:
-    return RecordedStep("demo", work, 0.033, None, ranks, 8.0, None, (), ())
+def demo(work: Work, ranks: int = 1, page_faults: float = 0.0) -> RecordedStep:
+    return RecordedStep("demo", work, 0.033, None, ranks, 8.0, None, (), (), page_faults=page_faults)
 
 
 def test_the_table_tells_the_link_and_what_ranks_take_from_each_other(link: Link) -> None:
@@ -302,6 +302,38 @@ def test_the_interval_of_one_calibration_is_the_assumed_one_and_repetitions_chan
     unstable = measured.drift_of(calibrated(tmp_path / "not", [1.4, 1.0, 1.4], [1.0] * 3), 1)
     assert unstable.collectives > 1.5 * once.collectives
     assert unstable.computing < once.computing
+
+
+def test_processes_that_copy_at_other_speeds_widen_the_interval_of_the_whole_step(tmp_path: Path) -> None:
+    link = measured.of(timed(tmp_path, HERE))
+    assert link.curves is not None
+    link = dataclasses.replace(link, curves=dataclasses.replace(link.curves, drift=measured.Drift(0.0, 0.2, 9)))
+    work = Work((Layer("tiny", 0.01, 0.02, (4,)),), update=0.03)
+    (point,) = scaling.of(demo(work), Job(1, link), [2]).points
+    computing = 1.5 * 0.03 + 2 * 0.03
+    assert point.high == pytest.approx(point.predicted.step + computing * math.expm1(0.2), rel=1e-3)
+    assert point.low == pytest.approx(point.predicted.step + computing * math.expm1(-0.2), rel=1e-3)
+    slower = calibrated(tmp_path / "copies", [1.0] * 4, [1.0] * 4)
+    steady = measured.drift_of(slower, 1).computing
+    changed = [
+        dataclasses.replace(timing, taken_ns=20 + number, trimmed_ns=(timing.trimmed_ns or 0) * factor)
+        for number, factor in enumerate((1.5, 1.0, 1.5))
+        for timing in timed(tmp_path / f"{number}", HERE)
+        if transfers.arguments(transfers.spec_of(timing))[0] == "together-copy"
+    ]
+    for timing in changed:
+        slower.add([timing])
+    assert measured.drift_of(Timings.open(tmp_path / "copies", HERE), 1).computing > 2 * steady
+
+
+def test_the_interval_reaches_to_the_step_without_the_page_faults_of_the_recorded_process(link: Link) -> None:
+    assert link.curves is not None
+    calm = dataclasses.replace(link, curves=dataclasses.replace(link.curves, drift=measured.Drift(0.0, 0.0, 9)))
+    work = step(5 * MB)
+    (point,) = scaling.of(demo(work, page_faults=0.0066), Job(1, calm), [2]).points
+    (without,) = scaling.of(demo(work.scaled(0.8, 0.8)), Job(1, calm), [2]).points
+    assert point.low == pytest.approx(without.predicted.step, rel=1e-3)
+    assert point.high == pytest.approx(point.predicted.step)
 
 
 def test_calibrations_that_differ_have_intervals_that_contain_each_other(tmp_path: Path) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 
+from xsp.run import Machine
 from xsp.stats import Interval
 
 PAGE_US = 5.0
 """Maximum system time per page fault in microseconds; system time beyond that is other work. 1 to 2.5 µs were measured
 on a virtual machine, where faults are most expensive."""
+
+
+def threads(machine: Machine) -> int:
+    """Return the number of threads that compute at once on the machine of a run."""
+    return max(1, min(machine.torch_threads or 1, machine.cores or 1))
 
 
 def cost(faults: float, system_ms: float, threads: int) -> Interval:

@@ -18,7 +18,6 @@ from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
 from xsp.schema import Level
 from xsp.stats import Interval
-from xsp.store.trace import Trace
 
 LEAST_FAULTS = 200
 """Minimum number of page faults in an iteration for them not to be accidental."""
@@ -52,12 +51,8 @@ def usage_of(context: AdviceContext) -> Usage | None:
 
 def _gain(context: AdviceContext, usage: Usage) -> Interval:
     """Return the milliseconds of a step that page faults take."""
-    cost = pagefaults.cost(usage.faults, usage.system_ms, _threads(context.required_trace))
+    cost = pagefaults.cost(usage.faults, usage.system_ms, pagefaults.threads(context.required_trace.run.machine))
     return cost.limit(calls.step_ms(context))
-
-
-def _threads(trace: Trace) -> int:
-    return max(1, min(trace.run.machine.torch_threads or 1, trace.run.machine.cores or 1))
 
 
 def doubt(context: AdviceContext) -> str | None:
@@ -91,7 +86,7 @@ def page_faults(context: AdviceContext) -> Iterator[Advice]:
             "the run did not count page faults: an older xsp made it, or fewer than two steps were unrecorded"
         )
     step_ms = calls.step_ms(context)
-    gain, threads = _gain(context, usage), _threads(trace)
+    gain, threads = _gain(context, usage), pagefaults.threads(trace.run.machine)
     percent = 100 * gain.value / step_ms
     if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
         return

@@ -254,9 +254,7 @@ def page_faults(trace: Trace) -> tuple[str, Figure] | None:
         if (row.rank, row.kind) != (trace.rank, trace.kind) or row.faults is None or not row.mean_ns:
             continue
         system_ns = row.system_ns or 0.0
-        machine = trace.run.machine
-        threads = max(1, min(machine.torch_threads or 1, machine.cores or 1))
-        cost = pagefaults.cost(row.faults, system_ns / 1e6, threads)
+        cost = pagefaults.cost(row.faults, system_ns / 1e6, pagefaults.threads(trace.run.machine))
         if cost.low * 1e6 < MIN_SYSTEM_SHARE * row.mean_ns:
             return None
         text = (

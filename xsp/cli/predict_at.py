@@ -88,16 +88,20 @@ def combinations(fit: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> 
 def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[float | str]:
     """Return the values of a factor; a recorded text may have commas itself (`layers=64,64`)."""
     if factor is not None and factor.is_numeric:
-        return [_value(name, text) for text in texts]
+        return [_value(factor, text) for text in texts]
     levels = () if factor is None else factor.levels
     matches = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]
     return [*(matches[:1] or texts)]
 
 
-def _value(name: str, text: str) -> float:
+def _value(factor: Factor, text: str) -> float:
+    """Return a number in the unit of a factor; it may have that unit, or one that can be converted to it."""
     from xsp.errors import UsageError
+    from xsp.predict import quantities
 
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{name}={text} is not a number above 0") from None
+    found = quantities.quantity(text)
+    scales = quantities.scales({found.unit, factor.unit}) if found is not None and found.unit else None
+    if found is None or (found.unit and (scales is None or not factor.unit)):
+        unit = f", or one with a unit such as {factor.unit}" if factor.unit else ""
+        raise UsageError(f"{factor.name}={text} is not a number above 0{unit}")
+    return found.number * (scales[found.unit] / scales[factor.unit] if scales else 1.0)

@@ -17,6 +17,7 @@ import numpy as np
 from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Dataset
 from xsp.evaluate.pipeline import Array
+from xsp.scrub import plain
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -56,6 +57,9 @@ class Samples:
     classes: tuple[str, ...] = ()
     """Names of the classes."""
 
+    names: tuple[str, ...] = ()
+    """The file of each sample, relative to the folder; empty for samples that are made."""
+
     notes: tuple[str, ...] = ()
     """What the manifest asks for and the data set does not have, as sentences."""
 
@@ -64,6 +68,10 @@ class Samples:
 
     def __getitem__(self, number: int) -> Any:
         return self.make(number % self.count)
+
+    def name(self, number: int) -> str:
+        """Return the name of a sample: its file, or its number."""
+        return plain(self.names[number % self.count]) if self.names else f"sample {number % self.count}"
 
 
 def of(dataset: Dataset, inputs: Mapping[str, InputSpec], folder: Path, may_leave_folder: bool) -> Samples:
@@ -184,7 +192,8 @@ def _from_folder(dataset: Dataset, path: str, folder: Path, may_leave_folder: bo
     return Samples(
         len(files), True, lambda number: _file_bytes(files[number]), checksum,
         tuple(class_numbers[file.parent.name] for file in files) if class_numbers else (),
-        tuple(sorted(class_numbers, key=class_numbers.__getitem__)), shortage,
+        tuple(sorted(class_numbers, key=class_numbers.__getitem__)),
+        tuple(str(file.relative_to(root)) for file in files), shortage,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_type_hints
@@ -443,6 +444,10 @@ def _pillow() -> Any:
     return Image
 
 
+_OBJECT = re.compile(r" <_io\.\w+ object at 0x[0-9a-f]+>")
+"""A buffer, as Pillow's messages name it."""
+
+
 @contextmanager
 def _open_image(data: bytes) -> Iterator[Any]:
     """Open an image with Pillow, which reads the header only.
@@ -456,7 +461,8 @@ def _open_image(data: bytes) -> Iterator[Any]:
                 raise ManifestError(f"decode: an image of {image.width} x {image.height} pixels is too large")
             yield image
     except (OSError, SyntaxError, ValueError) as error:
-        raise ManifestError(f"decode: Pillow cannot read it ({first_line(error)[:120]})") from error
+        reason = _OBJECT.sub("", first_line(error))[:120]
+        raise ManifestError(f"decode: Pillow cannot read it ({reason})") from error
 
 
 def _decode_with_pillow(data: bytes, at_half_size: bool) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def _read_text(path: Path, folder: Path | None = None) -> yamltext.Text:
 
 def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
     lines = []
-    problems = error.errors(include_url=False, include_context=False)
+    problems = _of_chosen_branches(error.errors(include_url=False, include_context=False))
     for problem in problems[:MOST_ERRORS]:
         path = tuple(part for part in problem["loc"] if not _is_union_branch(part))
         location = f"{text.location(path)}: " if text is not None else ""
@@ -125,7 +126,21 @@ def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
 
 def _is_union_branch(part: str | int) -> bool:
     """Return whether a part of an error's location is the type name by which pydantic marks the branch of a union."""
-    return isinstance(part, str) and part in ("Function", "str", "dict[str,any]", "dict[str,Any]")
+    return isinstance(part, str) and part in ("Function", *_TEXTS, "dict[str,any]", "dict[str,Any]")
+
+
+_TEXTS = ("str", "constrained-str")
+"""Names of branches of texts."""
+
+
+def _of_chosen_branches(problems: Sequence[Any]) -> list[Any]:
+    """Return the problems without those that a mapping is no text, if it may also be a mapping."""
+    return [each for each in problems if not (_is_of_text(each["loc"]) and isinstance(each["input"], dict))]
+
+
+def _is_of_text(location: tuple[str | int, ...]) -> bool:
+    """Return whether an error's location is the branch of a text in a union."""
+    return bool(location) and location[-1] in _TEXTS
 
 
 def _notes(manifest: Manifest) -> list[str]:

@@ -66,7 +66,10 @@ class PreparedModel:
 
     def _row(self, number: int) -> Mapping[str, Array]:
         sample = self.raw[number]
-        prepared = sample if self.preprocess is None else self.preprocess(sample)
+        try:
+            prepared = sample if self.preprocess is None else self.preprocess(sample)
+        except ManifestError as error:
+            raise ManifestError(f"{error}, in {self.samples.name(number)}") from error
         takes: Mapping[str, datasets.InputSpec] = self.handle.takes
         arrays: dict[str, Array]
         if isinstance(prepared, Mapping):

@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,21 @@ from xsp.scrub import plain
 
 Value = float | str
 Row = Mapping[str, Any]
+
+
+TimedRow = tuple[int, Row, float]
+"""The number of a row, the row, and its seconds."""
+
+
+class TableRow(dict[str, Any]):
+    """A row of a file, which knows where it was read."""
+
+    def __init__(self, cells: Mapping[str, Any], source: str, number: int) -> None:
+        """Hold the cells of row `number` of a file, counted from 1 without a line of names."""
+        super().__init__(cells)
+        self.place = f"{source}, row {number:,}"
+
+
 Floats = NDArray[np.float64]
 
 MOST_BYTES = 64 << 20
@@ -35,6 +50,7 @@ MOST_LEVELS = 40
 MOST_FACTORS = 16
 
 UNITS = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+([eE][+-]?[0-9]+)?")
 _UNIT = re.compile(rf"(?:^|[\W_])({'|'.join(UNITS)})$")
 _TIMES = ("step_s", "seconds", "time_s", "step_ms", "ms", "time_ms", "step_us", "us", "step_ns", "ns")
 """Default names of the column of times, of which the first present one is used."""
@@ -55,6 +71,8 @@ class Factor:
 
     low: float = 0.0
     high: float = 0.0
+    unit: str = ""
+    """Unit of the numbers; empty if cells have none."""
 
     @property
     def is_numeric(self) -> bool:
@@ -129,7 +147,7 @@ def of_rows(
     names = list(dict.fromkeys(factors))
     unused_notes: list[str] = []
     if not names:
-        names, unused_notes = _default_factors([row for _, row, _ in timed_rows], columns, time, group, categories)
+        names, unused_notes = _default_factors(timed_rows, columns, time, group, categories)
     if not names:
         raise UsageError(
             f"no column has more than one value in the {len(timed_rows):,} of {len(rows):,} rows with a time: record "
@@ -139,16 +157,16 @@ def of_rows(
         raise UsageError(
             f"{len(names)} columns may be factors, more than {MOST_FACTORS}: name them with --intrinsic, --extrinsic"
         )
-    timed_values = [row for _, row, _ in timed_rows]
-    is_text = {name: _is_category(timed_values, name, name in categories) for name in names}
+    unit_notes: list[str] = []
+    is_text = {name: _is_category(timed_rows, name, name in categories, unit_notes) for name in names}
     complete_rows = _complete_rows(timed_rows, names, omissions)
     values: dict[str, NDArray[Any]] = {}
-    unit_notes: list[str] = []
-    table_factors = tuple(
-        _factor(name, [row.get(name) for _, row, _ in complete_rows], is_text[name], values, unit_notes)
-        for name in names
-    )
-    keys = [tuple(_canonical_value(row.get(name)) for name in (group or names)) for _, row, _ in complete_rows]
+    table_factors = tuple(_factor(name, complete_rows, is_text[name], values, unit_notes) for name in names)
+    key_columns = [  # numbers of a factor are in one unit
+        values[name].tolist() if name in values else [_canonical_value(row.get(name)) for _, row, _ in complete_rows]
+        for name in (group or names)
+    ]
+    keys = list(zip(*key_columns, strict=True))
     group_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     notes = [f"{count:,} of {len(rows):,} rows are left out: {reason}" for reason, count in omissions.items() if count]
     return Configurations(
@@ -158,9 +176,7 @@ def of_rows(
     )  # fmt: skip
 
 
-def _timed_rows(
-    rows: Sequence[Row], time: str, scale: float | None, omissions: Counter[str]
-) -> list[tuple[int, Row, float]]:
+def _timed_rows(rows: Sequence[Row], time: str, scale: float | None, omissions: Counter[str]) -> list[TimedRow]:
     """Return the rows with a time above 0, each with its number and its seconds; count the others in `omissions`.
 
     Args:
@@ -170,26 +186,42 @@ def _timed_rows(
         omissions: rows that are left out, by reason.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are none, or a cell has digits but is not a time.
     """
-    numbers = [quantities.seconds(row.get(time), scale) for row in rows]
-    timed_rows = [
-        (number, row, seconds)
-        for number, (row, seconds) in enumerate(zip(rows, numbers, strict=True), 1)
-        if seconds is not None and 0 < seconds < 1e100
-    ]
-    omissions[f"without a time above 0 in {time}"] = len(rows) - len(timed_rows)
+    timed_rows, words = [], set()
+    for number, row in enumerate(rows, 1):
+        cell = row.get(time)
+        seconds = quantities.seconds(cell, scale)
+        if seconds is not None and 0 < seconds < 1e100:
+            timed_rows.append((number, row, seconds))
+        elif seconds is None and not quantities.is_missing(cell):
+            if not isinstance(cell, str) or any(character.isdigit() for character in cell):
+                raise UsageError(
+                    f"{_cell_text(row, number, time)} is not a time: write 12.3, or 12.3 with a unit, such as "
+                    f"{quantities.UNITS_OF_TIME}"
+                )
+            words.add(plain(cell.strip())[:40])  # such as OOM
+    reason = f"without a time above 0 in {time}"
+    omissions[reason + (f" ({', '.join(map(repr, sorted(words)[:3]))})" if words else "")] = len(rows) - len(timed_rows)
     if not timed_rows:
-        texts = [row.get(time) for row, number in zip(rows, numbers, strict=True)
-                 if number is None and not quantities.is_missing(row.get(time))]  # fmt: skip
-        example = f", such as {str(texts[0])[:40]!r}; write 12.3, or 12.3 ms" if texts else ""
+        example = f", such as {min(words)!r}; write 12.3, or 12.3 ms" if words else ""
         raise UsageError(f"column {time} has no time above 0{example}")
     return timed_rows
 
 
-def _complete_rows(
-    timed_rows: Sequence[tuple[int, Row, float]], names: Sequence[str], omissions: Counter[str]
-) -> list[tuple[int, Row, float]]:
+def _cell_text(row: Row, number: int, column: str) -> str:
+    """Return a cell with its place, such as `table.csv, row 3, column batch: 'x'`.
+
+    Args:
+        row: its row.
+        number: number of the row among all rows, from 1, for rows that no file has.
+        column: its column.
+    """
+    place = row.place if isinstance(row, TableRow) else f"row {number:,}"
+    return f"{place}, column {plain(column)}: {plain(str(row.get(column)))[:40]!r}"
+
+
+def _complete_rows(timed_rows: Sequence[TimedRow], names: Sequence[str], omissions: Counter[str]) -> list[TimedRow]:
     """Return the rows with a value for each name; count the others in `omissions`.
 
     Raises:
@@ -250,7 +282,7 @@ def _unit(column: str) -> str | None:
 
 
 def _default_factors(
-    rows: Sequence[Row], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
+    rows: Sequence[TimedRow], columns: Sequence[str], time: str, group: Sequence[str], categories: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the columns with more than one value that are neither times nor names of single rows, and texts on those
     that differ and are left out.
@@ -260,13 +292,13 @@ def _default_factors(
     for name in columns:
         if name == time or name in group or _unit(name) is not None:
             continue
-        values = [row.get(name) for row in rows if not quantities.is_missing(row.get(name))]
+        values = [row.get(name) for _, row, _ in rows if not quantities.is_missing(row.get(name))]
         distinct = len(set(map(str, values)))
         if distinct < 2:
             continue
         if not name:  # the index of pandas, for example
             notes.append("a column without a name is not used")
-        elif distinct > MOST_LEVELS and _is_category(rows, name, name in categories):
+        elif distinct > MOST_LEVELS and _is_category(rows, name, name in categories, []):
             notes.append(f"column {name} is not used: it has {distinct:,} texts, more than {MOST_LEVELS}")
         elif len(values) * 2 <= len(rows):
             notes.append(f"column {name} is not used: only {len(values):,} of {len(rows):,} rows have a value")
@@ -275,42 +307,56 @@ def _default_factors(
     return names, notes
 
 
-def _is_category(rows: Sequence[Row], name: str, is_stated: bool) -> bool:
-    """Return whether a column is a category.
+def _is_category(rows: Sequence[TimedRow], name: str, is_stated: bool, notes: list[str]) -> bool:
+    """Return whether a column is a category; add a text to `notes` if only some or odd cells are texts.
 
     Raises:
         UsageError: the column is a mixture of texts and numbers, or has other values.
     """
-    values = [row.get(name) for row in rows if not quantities.is_missing(row.get(name))]
-    invalid = next((value for value in values if not isinstance(value, (int, float, str, bool))), None)
+    cells = [(number, row) for number, row, _ in rows if not quantities.is_missing(row.get(name))]
+    values = [row.get(name) for _, row in cells]
+
+    def first(is_wanted: Callable[[Any, quantities.Quantity | None], bool]) -> str | None:
+        """Return the first cell of a kind, with its place."""
+        matches = (is_wanted(value, entry) for value, entry in zip(values, found, strict=True))
+        return next((_cell_text(row, number, name) for (number, row), match in zip(cells, matches, strict=True) if match
+                     ), None)  # fmt: skip
+
+    found = [quantities.quantity(value) for value in values]
+    invalid = first(lambda value, _: not isinstance(value, (int, float, str, bool)))
     if invalid is not None:
-        raise UsageError(
-            f"column {plain(name)} has {str(invalid)[:40]!r}, which is neither a number nor a text: name the columns "
-            "to use, --extrinsic A,B"
-        )
+        raise UsageError(f"{invalid} is neither a number nor a text: name the columns to use, --extrinsic A,B")
     if is_stated:
         return True
-    found = [quantities.quantity(value) for value in values]
     units = {entry.unit for entry in found if entry is not None}
-    if not units:
-        return True
-    text = next((value for value, entry in zip(values, found, strict=True) if entry is None), None)
-    if text is not None and units != {""}:
-        return True  # texts of which some begin with a number: 2d, v100
+    text = first(lambda _, entry: entry is None)
+    has_commas = all(isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()) for value in values)
     remedy = f"write them alike, or name it with --category {plain(name)}"
+    if text is not None and units != {""}:  # texts of which some may begin with a number: 2d, v100
+        if units or has_commas:
+            notes.append(f"{text} is no number, so the column is read as texts; a number is written 0.5, or 0.5 ms")
+        return True
     if "" in units and text is None:
-        text = next((value for value, entry in zip(values, found, strict=True) if entry and entry.unit), None)
+        text = first(lambda _, entry: entry is not None and bool(entry.unit))
     if text is not None:
-        raise UsageError(f"column {plain(name)} has numbers, and {str(text)[:40]!r}: {remedy}")
+        raise UsageError(f"{text} is no number, and other rows of column {plain(name)} have numbers: {remedy}")
     if quantities.scales(units) is None:
-        examples = {entry.unit: value for value, entry in zip(values, found, strict=True) if entry is not None}
-        texts = " and ".join(repr(str(examples[unit])[:40]) for unit in sorted(units)[:2])
-        raise UsageError(f"column {plain(name)} has {texts}, in units that cannot be converted: {remedy}")
+        usual = Counter(entry.unit for entry in found if entry is not None).most_common(1)[0][0]
+        other = next(unit for unit in sorted(units) if quantities.scales({usual, unit}) is None)
+        text = first(lambda _, entry: entry is not None and entry.unit == other)
+        example = first(lambda _, entry: entry is not None and entry.unit == usual)
+        raise UsageError(
+            f"{text} and {example} have units that cannot be converted: {remedy}; converted are units of time "
+            f"({quantities.UNITS_OF_TIME}) and of memory ({quantities.UNITS_OF_MEMORY})"
+        )
     return False
 
 
-def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArray[Any]], notes: list[str]) -> Factor:
+def _factor(
+    name: str, rows: Sequence[TimedRow], is_text: bool, values: dict[str, NDArray[Any]], notes: list[str]
+) -> Factor:
     """Return the factor of a column; add its array to `values`, and a text on its unit to `notes`."""
+    column = [row.get(name) for _, row, _ in rows]
     if is_text:
         texts = [str(value).strip() for value in column]
         counts = Counter(texts)
@@ -324,6 +370,7 @@ def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArr
     units = {entry.unit for entry in found}
     by_unit = quantities.scales(units) or {}
     numbers = np.array([entry.number * by_unit[entry.unit] for entry in found], dtype=float)
+    base = ""
     if units != {""}:
         base = (
             min(units)
@@ -337,13 +384,14 @@ def _factor(name: str, column: list[Any], is_text: bool, values: dict[str, NDArr
             "them as texts"
         )
     if numbers.min() <= 0:
+        number, row, _ = rows[int(numbers.argmin())]
         raise UsageError(
-            f"column {plain(name)} has {numbers.min():g}, which cannot be raised to a power: add a constant, leave the "
-            f"column out, or name it with --category {plain(name)}"
+            f"{_cell_text(row, number, name)} cannot be raised to a power: add a constant, leave the column out, or "
+            f"name it with --category {plain(name)}"
         )
     values[name] = numbers
     median = np.sort(numbers)[len(numbers) // 2]
-    return Factor(name, (), float(median), float(numbers.min()), float(numbers.max()))
+    return Factor(name, (), float(median), float(numbers.min()), float(numbers.max()), base)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -372,7 +420,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); {SHAPES}") from error
     if len(rows) > MOST_ROWS:
         raise UsageError(f"{path} has {len(rows):,} rows, more than {MOST_ROWS:,}: aggregate repetitions first")
-    return rows
+    return [TableRow(row, str(path), number) for number, row in enumerate(rows, 1)]
 
 
 def _read_csv(path: Path, delimiter: str) -> list[dict[str, Any]]:

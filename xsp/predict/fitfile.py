@@ -126,7 +126,7 @@ def read(path: Path) -> Evaluation:
 def _evaluation_of(content: Mapping[str, Any]) -> Evaluation:
     factors = tuple(
         Factor(str(entry["name"]), tuple(map(str, entry["levels"])), _finite(entry["reference"]), _finite(entry["low"]),
-               _finite(entry["high"]))
+               _finite(entry["high"]), str(entry.get("unit", "")))
         for entry in content["factors"]
     )  # fmt: skip
     rows = content["rows"]

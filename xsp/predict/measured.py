@@ -39,7 +39,8 @@ class Drift:
     """Of the time of collectives."""
 
     computing: float
-    """Of the slowdown of ranks that compute at once."""
+    """Of the time of products or copies that ranks compute at once, whichever differs more: each calibration has
+    processes of its own, so this is how much the same work differs between processes."""
 
     calibrations: int
     """Largest number of calibrations of one collective."""
@@ -152,7 +153,8 @@ class LinkCurves:
             )  # fmt: skip
             notes.append(
                 f"The interval contains that of the link, {100 * math.expm1(self.drift.collectives):.0f} %: it was "
-                f"measured {times}. `xsp bench collectives --again` repeats it."
+                f"measured {times}; and that between processes that compute, "
+                f"{100 * math.expm1(self.drift.computing):.0f} %. `xsp bench collectives --again` repeats it."
             )
         if self.other_cpu is not None:
             notes.append(
@@ -300,14 +302,16 @@ def drift_of(timings: Timings, threads: int) -> Drift:
             name, conditions = transfers.arguments(spec_of(usable[-1]))
             by_family.setdefault((name, int(conditions.get("ranks", 0))), []).append(usable)
     reduces = [specs for (name, _), specs in by_family.items() if name in ("all_reduce", "after")]
-    products = [specs for (name, ranks), specs in by_family.items() if name == "together-product" and ranks > 1]
+    works = [
+        [specs for (name, ranks), specs in by_family.items() if name == work and ranks > 1]
+        for work in ("together-product", "together-copy")
+    ]
     halves = [
         (timing[-1].half_ns or 0.0) / (timing[-1].trimmed_ns or 1.0) for specs in reduces for timing in specs
     ]  # fmt: skip
     within = statistics.median(halves) if halves else 0.0
     calibrations = max((len(taken) for specs in reduces for taken in specs), default=0)
-    collectives, computing = _between(reduces), _between(products)
-    return Drift(math.hypot(collectives, within), computing, calibrations)
+    return Drift(math.hypot(_between(reduces), within), max(map(_between, works)), calibrations)
 
 
 def _between(families: Sequence[Sequence[Sequence[Timing]]]) -> float:

@@ -13,6 +13,10 @@ TIME_UNITS = {
 }  # fmt: skip
 """Seconds of a unit of time."""
 
+UNITS_OF_TIME = "ns, us, ms, s, min or h"
+UNITS_OF_MEMORY = "B, kB, MB, GB, TB, KiB, MiB, GiB or TiB"
+"""Units, as an error lists them."""
+
 BYTE_UNITS = {
     "b": 1.0, "byte": 1.0, "bytes": 1.0,
     **{f"{prefix}b": 1000.0**power for power, prefix in enumerate("kmgt", 1)},

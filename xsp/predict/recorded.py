@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from xsp.account import pagefaults
 from xsp.advise import steptime
 from xsp.analyses.answers import Answers
 from xsp.errors import AnalysisError, UsageError
@@ -23,6 +24,9 @@ from xsp.store.iterations import Iteration, iterations
 from xsp.store.trace import Trace
 
 LOADER_UNKNOWN = "a loader's workers: waiting for data stays as recorded; --loader states its parts"
+
+NOTED_FAULTS = 0.05
+"""Minimum share of the step that page faults take for an entry in `unknown`."""
 
 LARGEST_EXCESS = 0.02
 """Maximum share by which the parts of a step may exceed it without an entry in `unknown`."""
@@ -67,6 +71,9 @@ class RecordedStep:
 
     frozen_bytes: int = 0
     """Bytes of parameters without a gradient, if known; else 0."""
+
+    page_faults: float = 0.0
+    """Seconds of the step that page faults take; 0 if they were not counted."""
 
     def of_batch(self, batch: int) -> RecordedStep:
         """Return the step with another number of samples, as if a sample took the same time in any batch.
@@ -193,12 +200,18 @@ def of(trace: Trace, stated_bytes: int | None = None) -> RecordedStep:
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
     if not samples:
         unknown.append("number of samples of a step")
+    fault_seconds = _page_faults(trace, loop)
+    if fault_seconds > NOTED_FAULTS * step:
+        unknown.append(
+            f"how many page faults ranks have: {1e3 * fault_seconds:.2g} ms of the step are those of the run; a "
+            "process has fewer if other memory of it lies behind what it frees"
+        )
     if interval is None:
         unknown.append("confidence interval of the step: its steps do not give one")
     return RecordedStep(
         trace.name, work, step, interval, _ranks(trace),
         samples / batches if samples else None, plan, tuple(notes), tuple(unknown), lanes, batches,
-        durations, exposed, frozen_bytes,
+        durations, exposed, frozen_bytes, fault_seconds,
     )  # fmt: skip
 
 
@@ -263,6 +276,13 @@ def measured_step(
         raise AnalysisError(f"{answers.trace.name!r} does not have the time of a step")
     sources.append("step: from the first device work to the end of the last, divided by the number of steps")
     return device, None
+
+
+def _page_faults(trace: Trace, loop: Iteration | None) -> float:
+    """Return the seconds of an iteration that page faults take; 0 if they were not counted."""
+    if loop is None or loop.faults is None or loop.system_ns is None:
+        return 0.0
+    return pagefaults.cost(loop.faults, loop.system_ns / 1e6, pagefaults.threads(trace.run.machine)).value / 1e3
 
 
 def _ranks(trace: Trace) -> int:

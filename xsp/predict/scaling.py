@@ -166,7 +166,12 @@ def _has_cost(link: Link, ranks: int) -> bool:
 
 
 def _interval_ends(recorded: RecordedStep, work: Work, job: Job) -> list[tuple[tuple[Work, Job], tuple[Work, Job]]]:
-    """Return step and job at both ends of the interval of each independent source: step, collectives, shared cores."""
+    """Return step and job at both ends of the interval of each independent source.
+
+    The sources are the recorded step, and, of ranks of a measured link, collectives, the difference between processes
+    that do the same work, and page faults: how much memory a process gives back to the system depends on what else it
+    holds, so ranks may lack those of the recorded process.
+    """
     ends = []
     if recorded.interval is not None and recorded.step:
         low, high = (max(0.0, end) / recorded.step for end in recorded.interval)
@@ -177,9 +182,12 @@ def _interval_ends(recorded: RecordedStep, work: Work, job: Job) -> list[tuple[t
         ends.append((
             (work, replace(job, link=job.link.scaled(1 / factor))), (work, replace(job, link=job.link.scaled(factor))),
         ))  # fmt: skip
-        if job.ranks != recorded.ranks and curves.sharing_at(job.ranks).compute_factor > 1:
+        if job.ranks != recorded.ranks:
             factor = math.exp(curves.drift.computing)
-            ends.append(((work.scaled(computing=1 / factor), job), (work.scaled(computing=factor), job)))
+            ends.append(((work.scaled(1 / factor, 1 / factor), job), (work.scaled(factor, factor), job)))
+            if recorded.step:
+                rest = 1 - min(1.0, recorded.page_faults / recorded.step)
+                ends.append(((work.scaled(rest, rest), job), (work, job)))
     return ends
 
 
