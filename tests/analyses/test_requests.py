@@ -13,8 +13,9 @@ from engines import Told
 import xsp
 from xsp import analyses, serving
 from xsp.account.requests import figures, goodput, reasons, remedy, requests, sentence, steps, token_gaps
-from xsp.errors import AnalysisError
+from xsp.errors import AnalysisError, TraceError
 from xsp.record.requestrows import request_row, step_row
+from xsp.report import html
 from xsp.report.firstscreen import first_screen
 from xsp.serving import PARTS, Engine, EngineStep, Part
 from xsp.store.trace import Trace
@@ -229,6 +230,50 @@ def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -
             with prof.step():
                 net(torch.ones(2, 8))
     assert not requests(xsp.load(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kept", ["whole", "interrupted"])
+def test_a_run_without_a_step_of_a_model_has_the_requests(tmp_path: Path, kept: str) -> None:
+    engine, run = Engine("mine"), tmp_path / "run"
+    with xsp.profile("served", out=run):
+        for number in range(20):
+            engine.arrive(number, prompt_tokens=2)
+            with engine.step([(number, "prefill", 2)]):
+                pass
+            engine.finish(number)
+    if kept == "interrupted":
+        content = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**content, "finished": False, "empty": None}))
+    found = xsp.load(run)
+    assert len(requests(found)) == len(steps(found)) == 20
+    assert len(analyses.requests(found).fetchall()) == 20
+    screen = first_screen(found)
+    assert screen.kinds.startswith("Requests: 20 ended")
+    if kept == "whole":
+        assert screen.sentence == "Requests and steps of an engine are known, and no step of a model that it calls."
+        assert [doubt for doubt in screen.doubts if "prof.step() was never entered" in doubt]
+    page = tmp_path / "page.html"
+    html.write(found, page)
+    assert page.stat().st_size
+
+
+def test_a_job_of_ranks_has_the_requests_of_those_without_a_step(tmp_path: Path) -> None:
+    engine = Engine("mine")
+    for rank in range(2):
+        with xsp.profile("served", out=tmp_path / "job" / f"rank-{rank:04d}"):
+            engine.arrive("only", prompt_tokens=2)
+            with engine.step([("only", "prefill", 2)]):
+                pass
+            engine.finish("only")
+    found = xsp.load(tmp_path / "job")
+    assert len(requests(found)) == 2
+
+
+def test_a_run_with_neither_steps_nor_requests_is_refused(tmp_path: Path) -> None:
+    with xsp.profile("nothing", out=tmp_path / "run"):
+        pass
+    with pytest.raises(TraceError, match="the run holds no step"):
+        xsp.load(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
     return FirstScreen(
         _heading(trace, accounted),
-        limit(accounted, _attention_ms(trace, accounted)),
+        _limit(trace, accounted),
         tuple(remark.text for remark in remarks(accounted)[:MOST_REMARKS]),
         *(_sides(trace, accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
@@ -126,6 +126,13 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         trace.name,
         (kinds_sentence(trace, accounted) if trace.run.imported is not None else "") or requests_sentence(trace),
     )
+
+
+def _limit(trace: Trace, accounted: Account) -> str:
+    """Return what limits, or that no step was recorded."""
+    if accounted.job is None and trace.run.empty is not None:
+        return "Requests and steps of an engine are known, and no step of a model that it calls."
+    return limit(accounted, _attention_ms(trace, accounted))
 
 
 def _subject(accounted: Account) -> str:
