@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Told
+from engines import MS, served, trace
 
 import xsp
 from xsp import analyses, serving
-from xsp.account.requests import figures, goodput, reasons, remedy, requests, sentence, steps, token_gaps
+from xsp.account.requests import figures, goodput, reasons, requests, steps, token_gaps
+from xsp.account.serving import remedy, sentence
 from xsp.errors import AnalysisError, TraceError
-from xsp.record.requestrows import request_row, step_row
 from xsp.report import html
 from xsp.report.firstscreen import first_screen
-from xsp.serving import PARTS, Engine, EngineStep, Part
+from xsp.serving import PARTS, Engine
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-
-MS = 1_000_000
-
-
-def trace(statements: Sequence[tuple[Any, ...]]) -> Trace:
-    """Return the trace of an engine; times are milliseconds."""
-    engine, log = Engine("mine"), Told()
-    for name, *arguments in statements:
-        if name == "step":
-            start, end, *parts = arguments
-            log.put(engine, "step", EngineStep(start * MS, end * MS, [Part(*part) for part in parts]))
-        else:
-            request, at, *rest = arguments
-            log.put(engine, name, request, at * MS, *rest)
-    log.close()
-    rows = [step_row(engine, number, step, 0) for number, step in log.steps]
-    rows += [request_row(engine, account, 0) for account in log.accounts]
-    rows = [row._replace(span_id=f"{number:016x}") for number, row in enumerate(rows)]
-    found = trace_of([*spans("step s 0-9000"), *rows])
-    found.con.execute("CREATE OR REPLACE VIEW serving AS SELECT * FROM spans WHERE collector = 'serving'")
-    return found
-
-
-def served(count: int, start: int = 0) -> list[tuple[Any, ...]]:
-    """Return requests that come one after the other, with three tokens each."""
-    statements: list[tuple[Any, ...]] = []
-    for number in range(count):
-        at, name = start + 100 * number, f"r{start + number}"
-        statements += [
-            ("arrive", name, at, 5),
-            ("step", at + 1, at + 11, (name, "prefill", 5)),
-            ("step", at + 13, at + 23, (name, "decode", 1)),
-            ("step", at + 24, at + 34, (name, "decode", 1)),
-            ("finish", name, at + 35, "ok"),
-        ]
-    return statements
 
 
 def named(found: Trace) -> dict[str, str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from xsp import stats
 from xsp.errors import AnalysisError
 from xsp.serving import DECODE, KINDS, PARTS
 from xsp.store.trace import Trace
-from xsp.texts import ns_text
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -329,99 +327,3 @@ def _reason(each: Request, usual: dict[str, float]) -> str:
         "others_decode": "decoding of others", "compiling": "compilation", "host": "host between steps",
         "preempted": "preempted",
     }[name]  # fmt: skip
-
-
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-_GROUPS = {
-    "queue": ("queue",), "own tokens": ("own_prefill", "own_decode"),
-    "tokens of other requests": ("others_prefill", "others_decode"), "compilation": ("compiling",),
-    "host between steps": ("host",), "preempted": ("preempted",),
-}  # fmt: skip
-
-MOST_GROUPS, LEAST_SHARE = 3, 0.03
-"""Groups of parts that the sentence names, and their least share."""
-
-
-LEAST_REMEDIED = {"queue": 0.2, "others_prefill": 0.15, "preempted": 0.05, "host": 0.1, "compiling": 0.1}
-"""Least share of all latencies for a remedy, by part. What a batch shares in decoding is the purpose of a batch."""
-
-_REMEDIES = {
-    "others_prefill": "read prompts in chunks (a limit on the tokens of a step): those of others stall decoding",
-    "preempted": "give the cache more memory, or serve fewer requests at once: it ran full",
-    "host": "schedule the next step while one runs, and replay captured steps: the host takes the time between steps",
-    "compiling": "compile all sizes of steps before requests come",
-}
-
-FULL_SHARE = 0.5
-"""Least share of the time in which requests waited that steps ran, and that these were full: served as many requests as
-any step did."""
-
-
-def remedy(trace: Trace) -> str:
-    """Return what would shorten the latencies of requests that ended well most; empty if they mostly compute."""
-    ended = [each for each in requests(trace) if each.status == "ok"]
-    total_ns = sum(each.latency_ns for each in ended)
-    if not total_ns:
-        return ""
-    shares = {name: sum(each.parts[name] for each in ended) / total_ns for name in LEAST_REMEDIED}
-    name = max(shares, key=lambda part: shares[part] / LEAST_REMEDIED[part])
-    if shares[name] < LEAST_REMEDIED[name]:
-        return ""
-    if name != "queue":
-        return _REMEDIES[name]
-    return _remedy_of_queue(steps(trace), [each for each in ended if each.has_arrival])
-
-
-def _remedy_of_queue(served: Sequence[ServedStep], waited: Sequence[Request]) -> str:
-    """Return what would shorten the queue, by what engines did while requests waited."""
-    waits: list[tuple[int, int]] = []
-    for start_ns, end_ns in sorted((each.start_ns, each.start_ns + each.parts["queue"]) for each in waited):
-        if waits and start_ns <= waits[-1][1]:
-            waits[-1] = waits[-1][0], max(waits[-1][1], end_ns)
-        else:
-            waits.append((start_ns, end_ns))
-    starts = [start_ns for start_ns, _ in waits]
-    beside: list[tuple[int, int]] = []  # requests of each step, and how long it ran while others waited
-    for step in served:
-        place = max(0, bisect_right(starts, step.start_ns) - 1)
-        ns = 0
-        while place < len(waits) and waits[place][0] < step.start_ns + step.dur_ns:
-            ns += max(0, min(waits[place][1], step.start_ns + step.dur_ns) - max(waits[place][0], step.start_ns))
-            place += 1
-        beside += [(step.requests, ns)] if ns else []
-    waited_ns, ran_ns = sum(end_ns - start_ns for start_ns, end_ns in waits), sum(ns for _, ns in beside)
-    if ran_ns < FULL_SHARE * waited_ns:
-        share = 100 * (1 - ran_ns / waited_ns)
-        return (
-            f"in {share:.0f} % of the time in which requests waited, no step ran: see what the engine's loop does then"
-        )
-    most = max(step.requests for step in served)
-    full = sum(ns for count, ns in beside if count == most) / ran_ns
-    if full >= FULL_SHARE:
-        return f"serve more than {most} requests at once, or with another engine: while others waited, steps were full"
-    return "admit requests earlier: steps were not full while others waited (a limit on tokens, or the cache)"
-
-
-def sentence(trace: Trace) -> str:
-    """Return a sentence on requests that ended well: their median times, what these went to, and the slowest one."""
-    ended = [each for each in requests(trace) if each.status == "ok"]
-    total_ns = sum(each.latency_ns for each in ended)
-    if not total_ns:
-        return ""
-    shares = {
-        group: sum(each.parts[name] for each in ended for name in names) / total_ns for group, names in _GROUPS.items()
-    }
-    largest = [(group, share) for group, share in shares.items() if share >= LEAST_SHARE]
-    largest = sorted(largest, key=lambda item: -item[1])[:MOST_GROUPS]
-    firsts = [each.ttft_ns for each in ended if each.ttft_ns is not None]
-    first = f", first token after {ns_text(statistics.median(firsts))}" if firsts else ""
-    latency = ns_text(statistics.median(each.latency_ns for each in ended))
-    text = (
-        f"Requests: {len(ended):,} ended, median latency {latency}{first}"
-        f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
-    )
-    text += f" To shorten them: {do}." if (do := remedy(trace)) else ""
-    slowest = max(ended, key=lambda each: each.latency_ns)
-    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
-    return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from xsp import account
 from xsp.account import Account, Iterations, Side
 from xsp.account.kinds import sentence as kinds_sentence
-from xsp.account.requests import sentence as requests_sentence
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
+from xsp.account.serving import sentence as requests_sentence
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, AdviceContext, Needs
 from xsp.analyses.answers import Answers
@@ -231,8 +231,8 @@ def _advice(trace: Trace) -> Sequence[Advice]:
 
 
 def _worth(pieces: Sequence[Advice]) -> list[Advice]:
-    """Return the pieces that belong on the first screen."""
-    known = [piece for piece in pieces if piece.gain_known and not piece.option]
+    """Return the pieces that belong on the first screen; its sentence on requests has what shortens these."""
+    known = [piece for piece in pieces if piece.gain_known and not piece.option and piece.of is None]
     return [piece for piece in known if piece.of_step_percent >= LEAST_PERCENT][:MOST_PIECES]
 
 
