@@ -2,4 +2,4 @@
 
 from running import FLAWED, serve
 
-serve(8, lambda number: 40, answer=100, num_blocks=20 if FLAWED else 1024, block_size=32)
+serve(8, lambda number: 40, answers=(100,), num_blocks=20 if FLAWED else 1024, page_size=32)

@@ -2,4 +2,4 @@
 
 from running import FLAWED, serve
 
-serve(6, lambda number: 2000 if number % 6 == 5 else 16, max_batch_tokens=4096 if FLAWED else 32)
+serve(6, lambda number: 1500 if number % 6 == 5 else 16, range(12, 36), max_batch_tokens=4096 if FLAWED else 128)

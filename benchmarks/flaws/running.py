@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,13 +54,13 @@ def language_model(hidden: int = 256, layers: int = 4) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def serve(users: int, prompt: Callable[[int], int], answer: int = 24, **config: Any) -> None:
+def serve(users: int, prompt: Callable[[int], int], answers: Sequence[int] = (24,), **config: Any) -> None:
     """Serve requests by continuous batching: each of some users sends the next request when the last one is answered.
 
     Args:
         users: how many there are.
         prompt: takes the number of a request, and returns the tokens of its prompt.
-        answer: tokens of each answer.
+        answers: tokens of the answers, which take turns.
         **config: options of the engine.
     """
     import random
@@ -71,7 +71,7 @@ def serve(users: int, prompt: Callable[[int], int], answer: int = 24, **config: 
 
     config = {"num_blocks": 1024, "max_batch_tokens": 64, "max_requests_per_batch": 32, **config}
     manager = language_model().init_continuous_batching(
-        GenerationConfig(max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=0),
         ContinuousBatchingConfig(**config),
     )
     manager.start()
@@ -85,7 +85,7 @@ def serve(users: int, prompt: Callable[[int], int], answer: int = 24, **config: 
         with lock:
             number, sent = sent, sent + 1
         ids = [draw.randrange(3, 1024) for _ in range(prompt(number))]
-        manager.add_request(ids, request_id=f"r{number}", max_new_tokens=answer)
+        manager.add_request(ids, request_id=f"r{number}", max_new_tokens=answers[number % len(answers)])
 
     for _ in range(users):
         send()

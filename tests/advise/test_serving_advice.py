@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import MS, served, trace
 
-from xsp.account.serving import Flaw, flaws, remedy
+from xsp import analyses
+from xsp.account.serving import Flaw, added_by_recording, flaws, lives, remedy, sentence
 from xsp.advise import advisor, text
 from xsp.advise.advice import Advice
 from xsp.report.firstscreen import first_screen
@@ -149,8 +151,8 @@ def test_requests_that_end_with_their_batch_are_named() -> None:
     for number in range(6):
         at, short, long = 1000 * number, f"short{number}", f"long{number}"
         statements += [("arrive", name, at, 5) for name in (short, long)]
-        statements += [("step", at, at + 40, (short, "prefill", 5), (long, "prefill", 5)),
-                       *(("step", at + 40 * n, at + 40 + 40 * n, (long, "decode", 1)) for n in range(1, 10))]  # fmt: skip
+        statements += [("step", at, at + 40, (short, "prefill", 5), (long, "prefill", 5))]
+        statements += [("step", at + 40 * n, at + 40 * n + 40, (long, "decode", 1)) for n in range(1, 10)]
         statements += [("finish", name, at + 400, "ok") for name in (short, long)]
     found = trace(statements)
     flaw = the(found, "late")
@@ -186,17 +188,52 @@ def test_padding_is_known_from_the_shapes_of_recorded_calls() -> None:
     flaw = the(trace(sound(), padded), "padding")
     assert flaw.what == "75 % of the tokens that prefill steps compute are padding"
     assert flaw.mean_ns == pytest.approx(0.75 * 60 * MS)
-    assert flaw.why == ("256 tokens in 2 recorded calls of prefill steps, 64 of them of requests",)
+    assert flaw.why == ("256 tokens in 2 recorded prefill steps, 64 of them of requests",)
     packed = calls([(1, 50, "[[1, 32]]"), (61, 30, "[[4, 1]]"), (1001, 50, '"?"')])
     assert flaws(trace(sound(), packed)) == []
+
+
+def test_what_recording_adds_is_known_from_steps_alike() -> None:
+    statements: list[tuple[Any, ...]] = []
+    for number in range(6):
+        at, name, longer = 1000 * number, f"r{number}", 50 if number == 4 else 0
+        statements += [("arrive", name, at, 5), ("step", at, at + 40, (name, "prefill", 5)),
+                       ("step", at + 41, at + 81 + longer, (name, "decode", 1)),
+                       ("step", at + 82 + 2 * longer, at + 122 + 2 * longer, (name, "decode", 1)),
+                       ("finish", name, at + 123 + 2 * longer, "ok")]  # fmt: skip
+    mine = spans("step s 0-9")[0]._replace(start_ns=4042 * MS, dur_ns=88 * MS, span_id="f" * 16)
+    found = trace(statements, [mine], step=None)
+    added = {key[2]: ns / MS for key, ns in added_by_recording(found).items()}
+    assert added == {**{f"r{number}": 0 for number in range(6)}, "r4": 100}
+    table = analyses.requests(found).select("request, recording_ms").fetchall()
+    assert dict(table)["r4"] == 100
+    assert analyses.engine_steps(found).filter("recorded").select("number").fetchall() == [(13,)]
+    assert "Recording added about 12 % to them." in sentence(found)
+    assert [row[1] for row in analyses.request_figures(found).fetchall() if row[0] == "recording, mean"] == [
+        pytest.approx(100 / 6)
+    ]
+    assert added_by_recording(trace(sound(), step=None)) == {}
+
+
+def test_a_life_is_whole_and_has_no_gap() -> None:
+    found = trace(stalled("mixed"))
+    for request, life in lives(found, 100):
+        assert life[0].start_ns == request.start_ns
+        assert life[-1].end_ns == request.start_ns + request.latency_ns
+        assert all(a.end_ns == b.start_ns for a, b in pairwise(life))
+    [hit] = [life for request, life in lives(found, 100) if request.request == "hit0"]
+    assert [(part.name, part.steps, part.tokens) for part in hit] == [
+        ("prefill", 1, 5), ("decode", 2, 2), ("waiting", 0, 0)
+    ]  # fmt: skip
+    assert len(lives(found, 3)) == 3
 
 
 def test_an_id_that_comes_again_is_another_request() -> None:
     statements: list[tuple[Any, ...]] = []
     for number in range(4):
         at = 1000 * number
-        statements += [("arrive", "same", at, 5), ("step", at, at + 40, ("same", "prefill", 5)),
-                       ("step", at + 40, at + 80, ("same", "decode", 1)), ("finish", "same", at + 80, "ok")]  # fmt: skip
+        statements += [("arrive", "same", at, 5), ("step", at, at + 40, ("same", "prefill", 5))]
+        statements += [("step", at + 40, at + 80, ("same", "decode", 1)), ("finish", "same", at + 80, "ok")]
     assert flaws(trace(statements)) == []
 
 

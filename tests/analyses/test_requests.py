@@ -13,6 +13,7 @@ import xsp
 from xsp import analyses, serving
 from xsp.account.requests import figures, goodput, reasons, requests, steps, token_gaps
 from xsp.account.serving import remedy, sentence
+from xsp.cli import main
 from xsp.errors import AnalysisError, TraceError
 from xsp.report import html
 from xsp.report.firstscreen import first_screen
@@ -127,6 +128,42 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     kept = goodput(found, ttft_ms=11, tpot_ms=12, latency_ms=35)
     assert kept.share.low < kept.share.value < kept.share.high
     assert kept.per_s == pytest.approx(30 / 4.001)
+
+
+def test_goodput_with_a_limit_on_each_time_between_tokens() -> None:
+    uneven = [("arrive", "even", 5000, 5), ("step", 5001, 5011, ("even", "prefill", 5)),
+              ("step", 5013, 5053, ("even", "decode", 1)), ("finish", "even", 5054, "ok")]  # fmt: skip
+    found = trace([*served(9), *uneven])
+    assert goodput(found, itl_ms=12).share.value == pytest.approx(0.9)
+    assert goodput(found, itl_ms=42).share.value == 1
+    again = [("arrive", "even", 6000, 5), ("step", 6001, 6011, ("even", "prefill", 5)),
+             ("step", 6012, 6022, ("even", "decode", 1)), ("finish", "even", 6023, "ok")]  # fmt: skip
+    assert goodput(trace([*served(8), *uneven, *again]), itl_ms=12).share.value == pytest.approx(0.9)
+
+
+def test_limits_on_the_command_line_are_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine, run = Engine("mine"), tmp_path / "run"
+    with xsp.profile("served", out=run):
+        for number in range(10):
+            engine.arrive(number, prompt_tokens=2)
+            with engine.step([(number, "prefill", 2)]):
+                pass
+            engine.finish(number)
+        engine.arrive("gone")
+        engine.finish("gone", "cancelled")
+    capsys.readouterr()
+    assert main(["analyze", str(run), "request-figures", "--format", "json", "--ttft", "60000", "--itl", "60000"]) == 0
+    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["requests within the limits"]["value"] == pytest.approx(100 * 10 / 11)
+    assert rows["goodput"]["count"] == 11
+    assert main(["analyze", str(run), "request-figures", "--format", "json", "--latency", "0.000001"]) == 0
+    assert {row["figure"]: row["value"] for row in json.loads(capsys.readouterr().out)}["goodput"] == 0
+    assert main(["analyze", str(run), "ops", "--ttft", "5"]) == 2
+    assert "xsp analyze RUN request-figures --ttft 500" in capsys.readouterr().err
+    for wrong in ("-1", "x", "nan"):
+        with pytest.raises(SystemExit):
+            main(["analyze", str(run), "request-figures", "--itl", wrong])
+        assert "is no number of milliseconds above 0" in capsys.readouterr().err
 
 
 def test_chunks_of_a_prompt_are_no_time_between_tokens() -> None:

@@ -47,8 +47,8 @@ class Told(Log):
         self.put(engine, "close", at_ns)
 
 
-def trace(statements: Sequence[tuple[Any, ...]], also: Sequence[Any] = ()) -> Trace:
-    """Return the trace of an engine, and of other spans; times are milliseconds."""
+def trace(statements: Sequence[tuple[Any, ...]], also: Sequence[Any] = (), step: str | None = "step s 0-9000") -> Trace:
+    """Return the trace of an engine, of a recorded step and of other spans; times are milliseconds."""
     engine, log = Engine("mine"), Told()
     for name, *arguments in statements:
         if name == "step":
@@ -61,7 +61,7 @@ def trace(statements: Sequence[tuple[Any, ...]], also: Sequence[Any] = ()) -> Tr
     rows = [step_row(engine, number, step, 0) for number, step in log.steps]
     rows += [request_row(engine, account, 0) for account in log.accounts]
     rows = [row._replace(span_id=f"{number:016x}") for number, row in enumerate(rows)]
-    found = trace_of([*spans("step s 0-9000"), *also, *rows])
+    found = trace_of([*(spans(step) if step else ()), *also, *rows])
     found.con.execute("CREATE OR REPLACE VIEW serving AS SELECT * FROM spans WHERE collector = 'serving'")
     return found
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp import stats
 from xsp.errors import AnalysisError
 from xsp.serving import DECODE, KINDS, PARTS
-from xsp.store.trace import Trace
+from xsp.store.trace import Limits, Trace
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -83,6 +83,9 @@ class ServedStep(NamedTuple):
     parts: Sequence[tuple[str, str, int, int | None]]
     """For each request its id, phase and tokens, and the tokens that the step generated for it, if stated."""
 
+    computed: int | None = None
+    """Tokens that the model was called with, with padding, if stated."""
+
 
 def requests(trace: Trace) -> list[Request]:
     """Return the requests that ended while the trace was recorded, by arrival; empty without engines."""
@@ -125,7 +128,7 @@ def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Serv
     return ServedStep(
         rank, values.get("xsp.serving.engine", ""), values.get("xsp.serving.number", 0),
         KINDS[values.get("step_kind", 0)], start_ns, dur_ns, len(parts), values.get("prefill_tokens", 0),
-        values.get("decode_tokens", 0), parts,
+        values.get("decode_tokens", 0), parts, values.get("xsp.serving.computed_tokens"),
     )  # fmt: skip
 
 
@@ -146,15 +149,20 @@ class Figure(NamedTuple):
 
 def token_gaps(trace: Trace) -> list[int]:
     """Return the times between successive tokens of each request in nanoseconds, in the order of time."""
+    return [gap for _, gap in sorted((at, gap) for gaps in _gaps_of(trace).values() for at, gap in gaps)]
+
+
+def _gaps_of(trace: Trace) -> dict[tuple[int, str, str], list[tuple[int, int]]]:
+    """Return when a token came, and the time since the one before, by rank, engine and id of the request."""
     latest: dict[tuple[int, str, str], int] = {}
-    gaps = []
+    gaps: dict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
     for step in steps(trace):
         end_ns = step.start_ns + step.dur_ns
         for request, phase, _, new in step.parts:
             key = (step.rank, step.engine, request)
             # a prompt may be read in several steps, of which only the last one adds a token
             if phase == DECODE and key in latest and (new is None or new > 0):
-                gaps.append(end_ns - latest[key])
+                gaps[key].append((end_ns, end_ns - latest[key]))
             if new is None or new > 0:
                 latest[key] = end_ns
     return gaps
@@ -173,7 +181,7 @@ def figures(trace: Trace) -> list[Figure]:
         "latency": [each.latency_ns for each in ended],
         "queue": [each.parts["queue"] for each in ended if each.has_arrival],
     }
-    found = []
+    found = _within(trace, trace.limits) if trace.limits is not None else []
     for name, times in series.items():
         values = np.array(list(times), float)
         for label, share in SHARES.items() if len(values) else ():
@@ -266,8 +274,23 @@ class Goodput(NamedTuple):
     """Their share of all requests that ended, also cancelled and failed ones, which keep none."""
 
 
+def _within(trace: Trace, limits: Limits) -> list[Figure]:
+    """Return goodput at limits, and the share of requests that keep them in percent."""
+    found = goodput(trace, *limits)
+    count = sum(each.status != "unclosed" for each in requests(trace))
+    low, high = (100 * end for end in found.share.ends)
+    return [
+        Figure("goodput", "/s", found.per_s, None, None, count),
+        Figure("requests within the limits", "%", 100 * found.share.value, low, high, count),
+    ]
+
+
 def goodput(
-    trace: Trace, ttft_ms: float | None = None, tpot_ms: float | None = None, latency_ms: float | None = None
+    trace: Trace,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    latency_ms: float | None = None,
+    itl_ms: float | None = None,
 ) -> Goodput:
     """Return how many requests a second keep every limit that is given, and their share with its 95 % interval.
 
@@ -276,6 +299,7 @@ def goodput(
         ttft_ms: limit on the time to the first token.
         tpot_ms: limit on the time per output token; a request with one token keeps it.
         latency_ms: limit on the latency.
+        itl_ms: limit on each time between two tokens of a request.
 
     Raises:
         AnalysisError: no request has ended.
@@ -283,14 +307,23 @@ def goodput(
     ended = [each for each in requests(trace) if each.status != "unclosed"]
     if not ended:
         raise AnalysisError(f"{trace.name!r} has no request of an engine that ended")
-    kept = sum(each.status == "ok" and _keeps(each, ttft_ms, tpot_ms, latency_ms) for each in ended)
+    limits = Limits(ttft_ms, tpot_ms, latency_ms, itl_ms)
+    gaps = _gaps_of(trace) if itl_ms is not None else {}
+    kept = sum(each.status == "ok" and _keeps(each, limits, _longest(gaps, each)) for each in ended)
     seconds = _seconds(ended)
     return Goodput(kept / seconds if seconds else 0.0, stats.share_interval(kept / len(ended), len(ended)))
 
 
-def _keeps(each: Request, ttft_ms: float | None, tpot_ms: float | None, latency_ms: float | None) -> bool:
-    limits = ((ttft_ms, each.ttft_ns), (tpot_ms, each.tpot_ns or 0.0), (latency_ms, each.latency_ns))
-    return all(limit is None or (ns is not None and ns <= 1e6 * limit) for limit, ns in limits)
+def _longest(gaps: Mapping[tuple[int, str, str], Sequence[tuple[int, int]]], each: Request) -> int:
+    """Return the longest time between two tokens of a request; 0 with fewer than two."""
+    last_ns = each.start_ns + each.latency_ns
+    of_id = gaps.get((each.rank, each.engine, each.request), ())
+    return max((gap for at, gap in of_id if each.start_ns < at <= last_ns), default=0)
+
+
+def _keeps(each: Request, limits: Limits, longest_ns: int) -> bool:
+    times = (each.ttft_ns, each.tpot_ns or 0.0, each.latency_ns, longest_ns)
+    return all(limit is None or (ns is not None and ns <= 1e6 * limit) for limit, ns in zip(limits, times, strict=True))
 
 
 # --- why a request was slow -------------------------------------------------------------------------------------------

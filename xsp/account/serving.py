@@ -4,18 +4,19 @@ Each flaw has an upper bound: the mean time of a request that is gone if the fla
 a request are cut as in `xsp.serving`, and cut further by what the engine's other steps were:
 
 - **Stalled by prompts**: a step in which the request decodes, and that also reads prompts, lasts longer than a step
-  that only decodes; or steps that only read prompts of others run between two steps of the request.
+  that only decodes; or steps that only read prompts of others run between two steps of the request; or most of the step
+  in which its own prompt is read is one long prompt.
 - **Left out**: other steps run between two steps of the request, because the cache was full. What is read again after
   that is part of it.
 - **Handed over late**: steps run after the last one of the request, and before its end.
-- **Padding**: the model is called with more tokens than the step has (by the shapes of recorded calls).
+- **Padding**: the model is called with more tokens than the step has: as stated, else by shapes of recorded calls.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from xsp.account.requests import Request, ServedStep, reasons, requests, steps
 from xsp.schema import Kind, Level
-from xsp.serving import DECODE, PREFILL
+from xsp.serving import COLLECTOR, DECODE, PREFILL
 from xsp.store.trace import Trace
 from xsp.texts import ms_text, ns_text
 
@@ -51,6 +52,9 @@ LEAST_SHARES = {
 STALL_FACTOR = 3.0
 """Least duration of a step that stalls decoding, in usual decode steps."""
 
+LONG_SHARE = 0.5
+"""Least share of a step's tokens of one prompt that makes others wait for their first token."""
+
 FULL_SHARE = 0.5
 """Least share of the time in which requests waited that steps ran, and that these were full: served as many requests as
 any step did."""
@@ -63,7 +67,7 @@ LEAST_CHUNK = 16
 
 
 class _Served(NamedTuple):
-    """A request that ended well, with the steps of its engine, and the places of those that served it, in order."""
+    """A request, with the steps of its engine, and the places of those that served it, in order."""
 
     request: Request
     engine: Sequence[ServedStep]
@@ -76,7 +80,7 @@ def flaws(trace: Trace) -> list[Flaw]:
 
 
 def _flaws(trace: Trace) -> list[Flaw]:
-    served = _served(trace)
+    served = [each for each in _served(trace) if each.request.status == "ok"]
     total_ns = sum(each.request.latency_ns for each in served)
     if not total_ns:
         return []
@@ -92,7 +96,7 @@ def _flaws(trace: Trace) -> list[Flaw]:
 
 
 def _served(trace: Trace) -> list[_Served]:
-    """Return the requests that ended well with the places of their steps; an id may come again after its end."""
+    """Return the requests with the places of their steps; an id may come again after its end."""
     engines: dict[tuple[int, str], list[ServedStep]] = defaultdict(list)
     for step in steps(trace):
         engines[step.rank, step.engine].append(step)
@@ -103,16 +107,55 @@ def _served(trace: Trace) -> list[_Served]:
                 places[rank, engine, part[0]].append(place)
     found = []
     for each in requests(trace):
-        if each.status == "ok":
-            ran, mine = engines[each.rank, each.engine], places[each.rank, each.engine, each.request]
-            first = bisect_left(mine, each.start_ns, key=lambda place: ran[place].start_ns + ran[place].dur_ns)
-            last = bisect_right(mine, each.start_ns + each.latency_ns, key=lambda place: ran[place].start_ns)
-            found.append(_Served(each, ran, mine[first:last]))
+        ran, mine = engines[each.rank, each.engine], places[each.rank, each.engine, each.request]
+        ends, starts = ([ran[place].start_ns + ran[place].dur_ns for place in mine],
+                        [ran[place].start_ns for place in mine])  # fmt: skip
+        first, last = bisect_right(ends, each.start_ns), bisect_right(starts, each.start_ns + each.latency_ns)
+        found.append(_Served(each, ran, mine[first:last]))
     return found
 
 
 def _mean(values: Sequence[float], served: Sequence[_Served]) -> float:
     return sum(values) / len(served)
+
+
+class Stretch(NamedTuple):
+    """A part of a request's life: its queue, steps in a row that compute for it, or none."""
+
+    name: str
+    """`queue`, `prefill`, `decode`, `left out` (other steps ran), or `waiting` (none ran that served it)."""
+
+    start_ns: int
+    end_ns: int
+    steps: int
+    tokens: int
+
+
+def lives(trace: Trace, most: int) -> list[tuple[Request, list[Stretch]]]:
+    """Return the requests with the longest latencies, by arrival, and what happened to each, without gaps."""
+    longest = sorted(_served(trace), key=lambda each: -each.request.latency_ns)[:most]
+    return [(each.request, _life(each)) for each in sorted(longest, key=lambda each: each.request.start_ns)]
+
+
+def _life(served: _Served) -> list[Stretch]:
+    request, ran, mine = served
+    at, end_ns, found = request.start_ns, request.start_ns + request.latency_ns, list[Stretch]()
+    for order, place in enumerate(mine):
+        step = ran[place]
+        start, end = max(at, step.start_ns), min(max(at, step.start_ns + step.dur_ns), end_ns)
+        follows = order > 0 and place == mine[order - 1] + 1
+        _, phase, tokens, *_ = next(part for part in step.parts if part[0] == request.request)
+        last = found[-1] if found else None
+        if last is not None and follows and last.name == phase:
+            found[-1] = last._replace(end_ns=end, steps=last.steps + 1, tokens=last.tokens + tokens)
+        else:
+            if start > at:
+                found.append(Stretch("queue" if not order else "waiting" if follows else "left out", at, start, 0, 0))
+            found.append(Stretch(phase, start, end, 1, tokens))
+        at = end
+    if end_ns > at:
+        found.append(Stretch("waiting" if mine else "queue", at, end_ns, 0, 0))
+    return found
 
 
 # --- prompts of others, and a full cache ------------------------------------------------------------------------------
@@ -134,6 +177,10 @@ def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
                 read_again_ns += step.dur_ns * own[2] / max(1, step.prefill_tokens + step.decode_tokens)
             elif own[1] == DECODE and decode_ns and step.prefill_tokens and step.dur_ns > STALL_FACTOR * decode_ns:
                 stalls.append((step.dur_ns - decode_ns, step.prefill_tokens))
+            elif own[1] == PREFILL and decode_ns and step.dur_ns > STALL_FACTOR * decode_ns:
+                longest, tokens = _longest_other(step, request.request), step.prefill_tokens + step.decode_tokens
+                if longest > LONG_SHARE * tokens:
+                    stalls.append((step.dur_ns * longest / tokens, longest))
             has_decoded |= own[1] == DECODE
             between = ran[place + 1 : following] if following is not None else ()
             if not between:
@@ -152,6 +199,11 @@ def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
             "give the cache more memory, or serve fewer requests at once: it ran full",
             (f"{out:,} times other steps ran between two steps of a request, {ns_text(outside_ns / out)} each", *again),
         )  # fmt: skip
+
+
+def _longest_other(step: ServedStep, request: str) -> int:
+    """Return the most tokens of a prompt that a step reads for another request."""
+    return max((part[2] for part in step.parts if part[1] == PREFILL and part[0] != request), default=0)
 
 
 def _usual_decode_ns(served: Sequence[_Served]) -> dict[tuple[int, str], float]:
@@ -179,7 +231,7 @@ def _stalled(
         do += f"; with {chunk:,} tokens of prompts a step takes about twice as long as one that only decodes"
     return Flaw(
         "stalled", _mean(times, served), 0.0,
-        "prompts of other requests stall requests that decode",
+        "long prompts stall the other requests of their steps",
         do,
         (
             f"{len(stalls):,} times a request waited for a step with prompts of {statistics.median(tokens):,.0f} "
@@ -245,6 +297,78 @@ def _compiling(served: Sequence[_Served]) -> Flaw:
     )  # fmt: skip
 
 
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def recorded(trace: Trace) -> list[bool]:
+    """Return for each of `steps` whether xsp recorded a call of the model in it; such a step takes longer."""
+    rows = trace.con.execute(
+        f"SELECT coalesce(rank, 0), start_ns, start_ns + dur_ns FROM spans WHERE kind = '{Kind.STEP}' "
+        f"AND collector IS DISTINCT FROM '{COLLECTOR}' ORDER BY 1, 2"
+    ).fetchall()
+    starts, ends = [(rank, start_ns) for rank, start_ns, _ in rows], [end_ns for _, _, end_ns in rows]
+    found = []
+    for step in steps(trace):
+        place = bisect_right(starts, (step.rank, step.start_ns + step.dur_ns)) - 1
+        found.append(place >= 0 and starts[place][0] == step.rank and ends[place] > step.start_ns)
+    return found
+
+
+def added_by_recording(trace: Trace) -> dict[tuple[int, str, str, int], int]:
+    """Return about how many nanoseconds of each latency recording added, by rank, engine, id and start of the request.
+
+    It is what recorded steps, and the times after them, take longer than the median of those that are alike and were
+    not recorded: of the same kind and number of requests, else as many tokens at their median time of a token.
+    """
+    return trace.cached("added by recording", lambda: _added_by_recording(trace))
+
+
+def _added_by_recording(trace: Trace) -> dict[tuple[int, str, str, int], int]:
+    marks = recorded(trace)
+    if not any(marks):
+        return {}
+    alike: dict[tuple[int, str, str, int], list[int]] = defaultdict(list)
+    by_token: dict[tuple[int, str, str], list[float]] = defaultdict(list)
+    after: dict[tuple[int, str], list[int]] = defaultdict(list)
+    engines: dict[tuple[int, str], list[tuple[ServedStep, bool]]] = defaultdict(list)
+    for step, mark in zip(steps(trace), marks, strict=True):
+        engines[step.rank, step.engine].append((step, mark))
+        if not mark:
+            alike[step.rank, step.engine, step.kind, step.requests].append(step.dur_ns)
+            if tokens := step.prefill_tokens + step.decode_tokens:
+                by_token[step.rank, step.engine, step.kind].append(step.dur_ns / tokens)
+    for name, ran in engines.items():
+        for (step, mark), (following, _) in pairwise(ran):
+            if not mark and following.number == step.number + 1:
+                after[name].append(following.start_ns - step.start_ns - step.dur_ns)
+    within: dict[tuple[int, str, int], int] = {}  # by rank, engine and start of the step
+    behind: dict[tuple[int, str, int], int] = {}
+    for name, ran in engines.items():
+        usual_gap_ns = statistics.median(after[name]) if after[name] else None
+        for order, (step, mark) in enumerate(ran):
+            if not mark:
+                continue
+            rank, engine = name
+            times, rates = alike[rank, engine, step.kind, step.requests], by_token[rank, engine, step.kind]
+            usual_ns = step.dur_ns * 1.0
+            if len(times) >= LEAST_STEPS:
+                usual_ns = statistics.median(times)
+            elif len(rates) >= LEAST_STEPS:
+                usual_ns = statistics.median(rates) * (step.prefill_tokens + step.decode_tokens)
+            within[rank, engine, step.start_ns] = round(max(0.0, step.dur_ns - usual_ns))
+            if usual_gap_ns is not None and order + 1 < len(ran):
+                gap_ns = ran[order + 1][0].start_ns - step.start_ns - step.dur_ns
+                behind[rank, engine, step.start_ns] = round(max(0.0, gap_ns - usual_gap_ns))
+    found = {}
+    for request, ran_steps, mine in _served(trace):
+        added = 0
+        for place, next_place in zip(mine, [*mine[1:], None], strict=True):
+            key = request.rank, request.engine, ran_steps[place].start_ns
+            added += within.get(key, 0) + (behind.get(key, 0) if next_place == place + 1 else 0)
+        found[request.rank, request.engine, request.request, request.start_ns] = min(added, request.latency_ns)
+    return found
+
+
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 MOST_CALLS = 10_000
@@ -253,7 +377,8 @@ MOST_CALLS = 10_000
 def _padding(trace: Trace, served: Sequence[_Served]) -> Flaw | None:
     """Return the flaw of calls with more tokens than their step has, by kind of step."""
     called: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for step, count in _called_tokens(trace):
+    stated = [(step, step.computed) for step in steps(trace) if step.computed is not None]
+    for step, count in stated or _called_tokens(trace):
         tokens = step.prefill_tokens + step.decode_tokens
         if count >= tokens:  # else the step has further calls, or another form of input
             called[step.kind].append((tokens, count))
@@ -277,7 +402,10 @@ def _padding(trace: Trace, served: Sequence[_Served]) -> Flaw | None:
         "padding", _mean(list(saved.values()), served), 0.0,
         f"{100 * padded[kind]:.0f} % of the tokens that {kind} steps compute are padding",
         do,
-        (f"{count:,} tokens in {len(called[kind]):,} recorded calls of {kind} steps, {own:,} of them of requests",),
+        (
+            f"{count:,} tokens in {len(called[kind]):,} {'' if stated else 'recorded '}{kind} steps, "
+            f"{own:,} of them of requests",
+        ),
     )  # fmt: skip
 
 
@@ -408,6 +536,10 @@ MOST_GROUPS, LEAST_SHARE = 3, 0.03
 """Groups of parts that the sentence names, and their least share."""
 
 
+def _key(each: Request) -> tuple[int, str, str, int]:
+    return each.rank, each.engine, each.request, each.start_ns
+
+
 def remedy(trace: Trace) -> str:
     """Return what would shorten the latencies of requests that ended well most; empty if they mostly compute."""
     return next((flaw.do for flaw in flaws(trace)), "")
@@ -431,7 +563,10 @@ def sentence(trace: Trace) -> str:
         f"Requests: {len(ended):,} ended, median latency {latency}{first}"
         f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
     )
+    added_ns = sum(added_by_recording(trace).get(_key(each), 0) for each in ended)
+    if added_ns >= LEAST_SHARE * total_ns:
+        text += f" Recording added about {100 * added_ns / total_ns:.0f} % to them."
     text += f" To shorten them: {do}." if (do := remedy(trace)) else ""
     slowest = max(ended, key=lambda each: each.latency_ns)
-    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
+    reason = reasons(trace).get(_key(slowest))
     return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text
