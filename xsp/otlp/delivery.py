@@ -387,8 +387,8 @@ def _create_served_view(con: duckdb.DuckDBPyConnection, files: Sequence[Path], r
             FROM rows
         ), served AS (
             SELECT span_id AS step_id, trace_id AS step_trace, rank, engine, start_ns, start_ns + dur_ns AS end_ns,
-                unnest(list_distinct(list_transform(from_json(attributes->>'$."xsp.serving.parts"', '["JSON"]'),
-                    part -> part->>'$[0]'))) AS request
+                unnest(list_distinct(
+                    json_extract_string(attributes->>'$."xsp.serving.parts"', '$[*][0]'))) AS request
             FROM own WHERE kind = '{Kind.STEP}'
         ), pairs AS (
             SELECT step_id, step_trace, own.span_id AS request_id, own.trace_id AS request_trace, served.start_ns

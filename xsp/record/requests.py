@@ -46,6 +46,9 @@ class StoredRequests(Log):
         self._writer, self._identity = writer, identity
         self._clock = clock.SteadyClock()
         self._rows: list[Span] = []
+        self.stored = 0
+        """Number of requests and engine steps that are on the disk."""
+
         self._stored_ns = clock.monotonic_ns()
 
     def accepts(self, engine: Engine) -> bool:
@@ -106,5 +109,7 @@ class StoredRequests(Log):
     def _store(self) -> None:
         rows, self._rows = self._rows, []
         self._stored_ns = clock.monotonic_ns()
-        if rows and not self._writer.add_requests(rows):
+        if rows and self._writer.add_requests(rows):
+            self.stored += len(rows)
+        elif rows:
             self.note(f"{len(rows):,} requests and engine steps were not stored: {self._writer.failure}")

@@ -104,6 +104,9 @@ class Trace:
     `serving` has the columns of `spans`, and the requests and all steps of engines, see `xsp.serving`.
     """
 
+    limits: Limits | None = None
+    """Limits within which figures of requests count requests."""
+
     def __init__(
         self,
         con: duckdb.DuckDBPyConnection,
@@ -125,9 +128,6 @@ class Trace:
         self.run = Run.of(run)
         self.rungs = list(rungs)
         self.path = path
-        self.limits: Limits | None = None
-        """Limits that figures of requests count requests within."""
-
         for name, columns in (("samples", SAMPLE_COLUMNS), ("loop", LOOP_COLUMNS), ("before", COLUMNS)):
             if not table.has_table(con, name):
                 table.create(con, name, columns)
