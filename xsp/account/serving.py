@@ -72,6 +72,8 @@ class _Served(NamedTuple):
     request: Request
     engine: Sequence[ServedStep]
     places: Sequence[int]
+    parts: Sequence[tuple[str, str, int, int | None]]
+    """What each of these steps computed for it, see `ServedStep.parts`."""
 
 
 def flaws(trace: Trace) -> list[Flaw]:
@@ -100,18 +102,20 @@ def _served(trace: Trace) -> list[_Served]:
     engines: dict[tuple[int, str], list[ServedStep]] = defaultdict(list)
     for step in steps(trace):
         engines[step.rank, step.engine].append(step)
-    places: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+    by_id: dict[tuple[int, str, str], list[tuple[int, tuple[str, str, int, int | None]]]] = defaultdict(list)
     for (rank, engine), ran in engines.items():
         for place, step in enumerate(ran):
             for part in step.parts:
-                places[rank, engine, part[0]].append(place)
+                by_id[rank, engine, part[0]].append((place, part))
     found = []
     for each in requests(trace):
-        ran, mine = engines[each.rank, each.engine], places[each.rank, each.engine, each.request]
-        ends, starts = ([ran[place].start_ns + ran[place].dur_ns for place in mine],
-                        [ran[place].start_ns for place in mine])  # fmt: skip
+        ran, mine = engines[each.rank, each.engine], by_id[each.rank, each.engine, each.request]
+        starts = [ran[place].start_ns for place, _ in mine]
+        ends = [ran[place].start_ns + ran[place].dur_ns for place, _ in mine]
         first, last = bisect_right(ends, each.start_ns), bisect_right(starts, each.start_ns + each.latency_ns)
-        found.append(_Served(each, ran, mine[first:last]))
+        found.append(
+            _Served(each, ran, [place for place, _ in mine[first:last]], [part for _, part in mine[first:last]])
+        )
     return found
 
 
@@ -138,13 +142,13 @@ def lives(trace: Trace, most: int) -> list[tuple[Request, list[Stretch]]]:
 
 
 def _life(served: _Served) -> list[Stretch]:
-    request, ran, mine = served
+    request, ran, mine, parts = served
     at, end_ns, found = request.start_ns, request.start_ns + request.latency_ns, list[Stretch]()
     for order, place in enumerate(mine):
         step = ran[place]
         start, end = max(at, step.start_ns), min(max(at, step.start_ns + step.dur_ns), end_ns)
         follows = order > 0 and place == mine[order - 1] + 1
-        _, phase, tokens, *_ = next(part for part in step.parts if part[0] == request.request)
+        _, phase, tokens, _ = parts[order]
         last = found[-1] if found else None
         if last is not None and follows and last.name == phase:
             found[-1] = last._replace(end_ns=end, steps=last.steps + 1, tokens=last.tokens + tokens)
@@ -166,12 +170,11 @@ def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
     usual = _usual_decode_ns(served)
     stalls: list[tuple[float, int]] = []  # of a request in a step: how much longer, and tokens of prompts
     outside_ns, read_again_ns, read_again, out = 0.0, 0.0, 0, 0
-    for request, ran, mine in served:
+    for request, ran, mine, parts in served:
         decode_ns = usual.get((request.rank, request.engine))
         has_decoded = False
-        for place, following in zip(mine, [*mine[1:], None], strict=True):
+        for place, following, own in zip(mine, [*mine[1:], None], parts, strict=True):
             step = ran[place]
-            own = next(part for part in step.parts if part[0] == request.request)
             if own[1] == PREFILL and has_decoded:
                 read_again += own[2]
                 read_again_ns += step.dur_ns * own[2] / max(1, step.prefill_tokens + step.decode_tokens)
@@ -193,10 +196,13 @@ def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
     yield _stalled(served, stalls, usual)
     if out:
         again = (f"{read_again:,} tokens were read again after that",) if read_again else ()
+        do = "give the cache more memory, or serve fewer requests at once: it ran full"
+        if not read_again:
+            do = f"serve all of them in each step; if the cache was full, {do.partition(':')[0]}"
         yield Flaw(
             "left out", _mean([outside_ns, read_again_ns], served), 0.0,
             "the engine leaves out requests that it has begun to answer",
-            "give the cache more memory, or serve fewer requests at once: it ran full",
+            do,
             (f"{out:,} times other steps ran between two steps of a request, {ns_text(outside_ns / out)} each", *again),
         )  # fmt: skip
 
@@ -248,7 +254,7 @@ def _stalled(
 def _late(served: Sequence[_Served]) -> Flaw | None:
     """Return the flaw of requests that end only after further steps of their engine."""
     late = []
-    for request, ran, mine in served:
+    for request, ran, mine, _ in served:
         if mine and mine[-1] + 1 < len(ran):
             end_ns = request.start_ns + request.latency_ns
             ended_ns = ran[mine[-1]].start_ns + ran[mine[-1]].dur_ns
@@ -267,7 +273,7 @@ def _late(served: Sequence[_Served]) -> Flaw | None:
 def _host(served: Sequence[_Served]) -> Flaw | None:
     """Return the flaw of time between steps; what runs beside a step saves at most the shorter one of both."""
     saved_ns, gaps, durations = 0.0, [], []
-    for request, ran, mine in served:
+    for request, ran, mine, _ in served:
         own = []
         for place, following in pairwise(mine):
             if following == place + 1:
@@ -360,7 +366,7 @@ def _added_by_recording(trace: Trace) -> dict[tuple[int, str, str, int], int]:
                 gap_ns = ran[order + 1][0].start_ns - step.start_ns - step.dur_ns
                 behind[rank, engine, step.start_ns] = round(max(0.0, gap_ns - usual_gap_ns))
     found = {}
-    for request, ran_steps, mine in _served(trace):
+    for request, ran_steps, mine, _ in _served(trace):
         added = 0
         for place, next_place in zip(mine, [*mine[1:], None], strict=True):
             key = request.rank, request.engine, ran_steps[place].start_ns
@@ -385,7 +391,7 @@ def _padding(trace: Trace, served: Sequence[_Served]) -> Flaw | None:
     padded = {kind: 1 - sum(own for own, _ in pairs) / sum(count for _, count in pairs)
               for kind, pairs in called.items()}  # fmt: skip
     by_kind: dict[str, float] = defaultdict(float)
-    for _, ran, mine in served:
+    for _, ran, mine, _ in served:
         for place in mine:
             by_kind[ran[place].kind] += ran[place].dur_ns
     saved = {kind: share * by_kind[kind] for kind, share in padded.items()}
