@@ -107,6 +107,11 @@ PLANTED: Mapping[str, Flaw] = {
     "positions_made_again": Flaw(("constants",)),
     "mask_as_index": Flaw(("mask-indexing",)),
     "softmax_before_argmax": Flaw(("largest",)),
+    "engine_batch_too_small": Flaw(("serving",), ("steps are full",)),
+    "engine_prompts_at_once": Flaw(("serving",), ("in chunks",)),
+    "engine_cache_too_small": Flaw(("serving",), ("ran full",)),
+    "engine_text_decoded_again": Flaw(("serving",), ("between steps",)),
+    "engine_static_batches": Flaw(("serving",), ("padding", "others of their batch")),
 }
 DEFAULT_ALLOCATOR = ("memory_given_back",)
 """Programs that run without `turns.KEEP_MEMORY`."""
@@ -115,6 +120,8 @@ SOUND = (
     "onednn_off", "contiguous_layout", "attention_by_hand", "norm_not_folded", "clone_in_blocks", "casts_to_double",
     "computed_twice", "loop_over_samples", "one_thread", "sleep_in_a_module", "memory_given_back",
     "half_on_a_processor", "products_by_broadcasting", "gelu_by_hand", "normalised_by_hand", "positions_made_again",
+    "engine_batch_too_small", "engine_prompts_at_once", "engine_cache_too_small", "engine_text_decoded_again",
+    "engine_static_batches",
 )  # fmt: skip
 """Programs for which there should be no advice without their flaw."""
 

@@ -83,6 +83,9 @@ class EngineStep(NamedTuple):
     place: Any = None
     """What the sink remembers of the step, such as the ids of its span."""
 
+    computed: int | None = None
+    """Tokens that the model was called with, with padding; None if they are not stated."""
+
 
 class Segment(NamedTuple):
     """A time of a request's life: `queue`, one step of `prefill`, steps in a row of `decode`, or `preempted`."""
@@ -459,14 +462,15 @@ class Engine:
         except Exception as error:
             self.note(f"the arrival of a request was left out ({type(error).__name__}: {error})")
 
-    def step(self, requests: Iterable[Sequence[Any]]) -> RunningStep:
+    def step(self, requests: Iterable[Sequence[Any]], computed: int | None = None) -> RunningStep:
         """Return the context of a step.
 
         Args:
             requests: for each request that the step serves its id, `prefill` or `decode`, its tokens in the step, and
                 optionally how many tokens the step generates for it (see `Part`).
+            computed: tokens that the model is called with, with padding, if there is some.
         """
-        return RunningStep(self, requests)
+        return RunningStep(self, requests, computed)
 
     def finish(self, request: Hashable, status: str = "ok", at_ns: int | None = None) -> None:
         """State that a request ended.
@@ -504,10 +508,10 @@ class Engine:
 class RunningStep:
     """A step of an engine, from `begin` to `end`, or as a context."""
 
-    __slots__ = ("_engine", "_parts", "_places", "start_ns")
+    __slots__ = ("_computed", "_engine", "_parts", "_places", "start_ns")
 
-    def __init__(self, engine: Engine, parts: Iterable[Sequence[Any]]) -> None:
-        self._engine, self._parts = engine, parts
+    def __init__(self, engine: Engine, parts: Iterable[Sequence[Any]], computed: int | None = None) -> None:
+        self._engine, self._parts, self._computed = engine, parts, computed
         self._places: list[tuple[Sink, Any]] = []
         self.start_ns = 0
         """When it began, of `time.perf_counter_ns`; 0 before."""
@@ -545,7 +549,8 @@ class RunningStep:
         start_ns, parts, places = max(self.start_ns, start_ns), self._parts, self._places
         self.start_ns, self._places = 0, []
         for sink, place in places:
-            sink.end(self._engine, EngineStep(start_ns, end_ns, parts, status, 0, thread, place))  # type: ignore[arg-type]
+            step = EngineStep(start_ns, end_ns, parts, status, 0, thread, place, self._computed)  # type: ignore[arg-type]
+            sink.end(self._engine, step)
         self._engine.running -= 1
 
     def __enter__(self) -> RunningStep:

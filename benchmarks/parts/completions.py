@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -25,6 +25,7 @@ import numpy as np
 
 from xsp import models
 from xsp.evaluate.generation.batching import CausalSequences
+from xsp.serving import Engine
 
 SOURCE = "transformers:gpt2?n_layer=4&n_embd=256&n_head=4&vocab_size=1000"
 NAME = "seeded"
@@ -37,27 +38,32 @@ class Generation:
         built = models.build(source, models.Settings(prefill=1))
         assert isinstance(built, models.ModelCall)
         self._sequences, self._slots = CausalSequences(built.model.eval(), "cpu"), slots
-        self._waiting: queue.Queue[tuple[Any, int, queue.Queue[int]]] = queue.Queue()
+        self._waiting: queue.Queue[tuple[int, Any, int, queue.Queue[int]]] = queue.Queue()
+        self._engine, self._numbers = Engine("completions", built.model, NAME), itertools.count(1)
         threading.Thread(target=self._work, daemon=True).start()
 
     def request(self, prompt: Any, count: int) -> queue.Queue[int]:
         """Return a queue to which each token will be added."""
         tokens: queue.Queue[int] = queue.Queue()
-        self._waiting.put((prompt, count, tokens))
+        number = next(self._numbers)
+        self._engine.arrive(number, len(prompt))
+        self._waiting.put((number, prompt, count, tokens))
         return tokens
 
     def _work(self) -> None:
         running: dict[int, list[Any]] = {}
-        number = 0
         while True:
             while len(running) < self._slots and (not running or not self._waiting.empty()):
-                prompt, count, tokens = self._waiting.get()
-                number += 1
-                tokens.put(self._sequences.begin(number, prompt))
+                number, prompt, count, tokens = self._waiting.get()
+                with self._engine.step([(number, "prefill", len(prompt))]):
+                    first = self._sequences.begin(number, prompt)
+                tokens.put(first)
                 running[number] = [count - 1, tokens]
                 self._end(running)
             if running:
-                for key, token in self._sequences.step().items():
+                with self._engine.step([(key, "decode", 1) for key in running]):
+                    found = self._sequences.step()
+                for key, token in found.items():
                     running[key][0] -= 1
                     running[key][1].put(token)
                 self._end(running)
@@ -67,6 +73,7 @@ class Generation:
             self._sequences.end(complete)
             for key in complete:
                 del running[key]
+                self._engine.finish(key)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -147,10 +154,11 @@ def _message(choices: list[Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def served(*options: str) -> Iterator[str]:
-    """Run the server in a process of its own, and yield its address."""
+def served(*options: str, run: Path | None = None) -> Iterator[str]:
+    """Run the server in a process of its own, recorded as a run if that is given, and yield its address."""
+    recorded = ["-m", "xsp.cli", "run", "-q", "--overwrite", "-o", str(run)] if run is not None else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "parts.completions", *options], cwd=Path(__file__).parents[1], text=True,
+        [sys.executable, *recorded, "-m", "parts.completions", *options], cwd=Path(__file__).parents[1], text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with process:
@@ -180,7 +188,7 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()
-    os._exit(0)
+    server.shutdown()  # threads of requests are daemons
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ when its tokens have been read, and begins when the step before has ended.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +21,7 @@ from xsp.clock import monotonic_ns
 from xsp.collector import Collector
 from xsp.schema import Level
 from xsp.serving import CANCELLED, DECODE, PREFILL, Engine, RunningStep
+from xsp_collectors.imported import when_imported
 
 MODULE = "transformers.generation.continuous_batching.continuous_api"
 
@@ -44,7 +42,7 @@ class ContinuousBatching(Collector):
     by_thread = True
 
     def __init__(self) -> None:
-        self._finder: _Finder | None = None
+        self._undo: Callable[[], None] | None = None
         self._wrapped: list[tuple[type, str, Any, Any]] = []
         self._engines: weakref.WeakKeyDictionary[Any, _Served] = weakref.WeakKeyDictionary()
         """By the router of the outputs, which manager and processor share."""
@@ -55,18 +53,13 @@ class ContinuousBatching(Collector):
 
     def open(self) -> None:
         """Wrap the methods, or do so when transformers' module is imported."""
-        module = sys.modules.get(MODULE)
-        if module is not None:
-            self._wrap(module)
-        else:
-            self._finder = _Finder(self._wrap)
-            sys.meta_path.insert(0, self._finder)
+        self._undo = when_imported(MODULE, self._wrap)
 
     def close(self) -> None:
         """Restore the methods; engines that still run are left."""
-        if self._finder is not None and self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
-        self._finder = None
+        if self._undo is not None:
+            self._undo()
+        self._undo = None
         for owner, name, original, wrapper in reversed(self._wrapped):
             if owner.__dict__.get(name) is wrapper:
                 setattr(owner, name, original)
@@ -300,34 +293,3 @@ def _is_known(scheduler: Any, request: Any) -> bool:
 def _ns(seconds: float) -> int:
     """Return a time of `time.perf_counter` in nanoseconds."""
     return round(seconds * 1e9)
-
-
-class _Finder(MetaPathFinder):
-    """Calls a function once the module is imported."""
-
-    def __init__(self, call: Callable[[ModuleType], None]) -> None:
-        self._call = call
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of the module, with a loader that calls the function; None for any other module."""
-        if name != MODULE:
-            return None
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None) if finder is not self else None
-            spec: ModuleSpec | None = find_spec(name, path, target) if find_spec is not None else None
-            if spec is not None and spec.loader is not None:
-                with contextlib.suppress(AttributeError):  # a loader that cannot be changed
-                    self._call_after(spec.loader)
-                return spec
-        return None
-
-    def _call_after(self, loader: Any) -> None:
-        original = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            original(module)
-            if self in sys.meta_path:
-                self._call(module)
-
-        loader.exec_module = exec_module

@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import Told
+from engines import MS, served, trace
 
 import xsp
 from xsp import analyses, serving
-from xsp.account.requests import figures, goodput, reasons, remedy, requests, sentence, steps, token_gaps
-from xsp.errors import AnalysisError
-from xsp.record.requestrows import request_row, step_row
+from xsp.account.requests import figures, goodput, reasons, requests, steps, token_gaps
+from xsp.account.serving import remedy, sentence
+from xsp.cli import main
+from xsp.errors import AnalysisError, TraceError
+from xsp.report import html
 from xsp.report.firstscreen import first_screen
-from xsp.serving import PARTS, Engine, EngineStep, Part
+from xsp.serving import PARTS, Engine
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-
-MS = 1_000_000
-
-
-def trace(statements: Sequence[tuple[Any, ...]]) -> Trace:
-    """Return the trace of an engine; times are milliseconds."""
-    engine, log = Engine("mine"), Told()
-    for name, *arguments in statements:
-        if name == "step":
-            start, end, *parts = arguments
-            log.put(engine, "step", EngineStep(start * MS, end * MS, [Part(*part) for part in parts]))
-        else:
-            request, at, *rest = arguments
-            log.put(engine, name, request, at * MS, *rest)
-    log.close()
-    rows = [step_row(engine, number, step, 0) for number, step in log.steps]
-    rows += [request_row(engine, account, 0) for account in log.accounts]
-    rows = [row._replace(span_id=f"{number:016x}") for number, row in enumerate(rows)]
-    found = trace_of([*spans("step s 0-9000"), *rows])
-    found.con.execute("CREATE OR REPLACE VIEW serving AS SELECT * FROM spans WHERE collector = 'serving'")
-    return found
-
-
-def served(count: int, start: int = 0) -> list[tuple[Any, ...]]:
-    """Return requests that come one after the other, with three tokens each."""
-    statements: list[tuple[Any, ...]] = []
-    for number in range(count):
-        at, name = start + 100 * number, f"r{start + number}"
-        statements += [
-            ("arrive", name, at, 5),
-            ("step", at + 1, at + 11, (name, "prefill", 5)),
-            ("step", at + 13, at + 23, (name, "decode", 1)),
-            ("step", at + 24, at + 34, (name, "decode", 1)),
-            ("finish", name, at + 35, "ok"),
-        ]
-    return statements
 
 
 def named(found: Trace) -> dict[str, str]:
@@ -165,6 +130,42 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     assert kept.per_s == pytest.approx(30 / 4.001)
 
 
+def test_goodput_with_a_limit_on_each_time_between_tokens() -> None:
+    uneven = [("arrive", "even", 5000, 5), ("step", 5001, 5011, ("even", "prefill", 5)),
+              ("step", 5013, 5053, ("even", "decode", 1)), ("finish", "even", 5054, "ok")]  # fmt: skip
+    found = trace([*served(9), *uneven])
+    assert goodput(found, itl_ms=12).share.value == pytest.approx(0.9)
+    assert goodput(found, itl_ms=42).share.value == 1
+    again = [("arrive", "even", 6000, 5), ("step", 6001, 6011, ("even", "prefill", 5)),
+             ("step", 6012, 6022, ("even", "decode", 1)), ("finish", "even", 6023, "ok")]  # fmt: skip
+    assert goodput(trace([*served(8), *uneven, *again]), itl_ms=12).share.value == pytest.approx(0.9)
+
+
+def test_limits_on_the_command_line_are_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine, run = Engine("mine"), tmp_path / "run"
+    with xsp.profile("served", out=run):
+        for number in range(10):
+            engine.arrive(number, prompt_tokens=2)
+            with engine.step([(number, "prefill", 2)]):
+                pass
+            engine.finish(number)
+        engine.arrive("gone")
+        engine.finish("gone", "cancelled")
+    capsys.readouterr()
+    assert main(["analyze", str(run), "request-figures", "--format", "json", "--ttft", "60000", "--itl", "60000"]) == 0
+    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["requests within the limits"]["value"] == pytest.approx(100 * 10 / 11)
+    assert rows["goodput"]["count"] == 11
+    assert main(["analyze", str(run), "request-figures", "--format", "json", "--latency", "0.000001"]) == 0
+    assert {row["figure"]: row["value"] for row in json.loads(capsys.readouterr().out)}["goodput"] == 0
+    assert main(["analyze", str(run), "ops", "--ttft", "5"]) == 2
+    assert "xsp analyze RUN request-figures --ttft 500" in capsys.readouterr().err
+    for wrong in ("-1", "x", "nan"):
+        with pytest.raises(SystemExit):
+            main(["analyze", str(run), "request-figures", "--itl", wrong])
+        assert "is no number of milliseconds above 0" in capsys.readouterr().err
+
+
 def test_chunks_of_a_prompt_are_no_time_between_tokens() -> None:
     found = trace([
         ("arrive", "a", 0), ("step", 0, 10, ("a", "prefill", 10)), ("step", 10, 20, ("a", "prefill", 10)),
@@ -229,6 +230,50 @@ def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -
             with prof.step():
                 net(torch.ones(2, 8))
     assert not requests(xsp.load(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kept", ["whole", "interrupted"])
+def test_a_run_without_a_step_of_a_model_has_the_requests(tmp_path: Path, kept: str) -> None:
+    engine, run = Engine("mine"), tmp_path / "run"
+    with xsp.profile("served", out=run):
+        for number in range(20):
+            engine.arrive(number, prompt_tokens=2)
+            with engine.step([(number, "prefill", 2)]):
+                pass
+            engine.finish(number)
+    if kept == "interrupted":
+        content = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**content, "finished": False, "empty": None}))
+    found = xsp.load(run)
+    assert len(requests(found)) == len(steps(found)) == 20
+    assert len(analyses.requests(found).fetchall()) == 20
+    screen = first_screen(found)
+    assert screen.kinds.startswith("Requests: 20 ended")
+    if kept == "whole":
+        assert screen.sentence == "Requests and steps of an engine are known, and no step of a model that it calls."
+        assert [doubt for doubt in screen.doubts if "prof.step() was never entered" in doubt]
+    page = tmp_path / "page.html"
+    html.write(found, page)
+    assert page.stat().st_size
+
+
+def test_a_job_of_ranks_has_the_requests_of_those_without_a_step(tmp_path: Path) -> None:
+    engine = Engine("mine")
+    for rank in range(2):
+        with xsp.profile("served", out=tmp_path / "job" / f"rank-{rank:04d}"):
+            engine.arrive("only", prompt_tokens=2)
+            with engine.step([("only", "prefill", 2)]):
+                pass
+            engine.finish("only")
+    found = xsp.load(tmp_path / "job")
+    assert len(requests(found)) == 2
+
+
+def test_a_run_with_neither_steps_nor_requests_is_refused(tmp_path: Path) -> None:
+    with xsp.profile("nothing", out=tmp_path / "run"):
+        pass
+    with pytest.raises(TraceError, match="the run holds no step"):
+        xsp.load(tmp_path / "run")
 
 
 @pytest.mark.slow

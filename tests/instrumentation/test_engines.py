@@ -26,6 +26,8 @@ from torch import nn
 import xsp
 from xsp import serving
 from xsp.account import requests as served
+from xsp.instrumentation.instrument import _find_collectors
+from xsp.schema import Level
 from xsp.serving import PARTS, Engine
 
 HALF = 1 << 63
@@ -274,3 +276,9 @@ def test_a_request_leads_to_the_steps_that_served_it_in_jaeger(jaeger: Jaeger) -
     root = next(span for span in step["spans"] if span["spanID"] == link["spanID"])
     assert root["operationName"] == "mixed"
     assert {"Sequential", "Linear"} & set(names(step)), "the model's calls are below the step"
+
+
+def test_generate_in_a_service_makes_no_requests_beside_those_of_the_service() -> None:
+    names = {each.name for each in _find_collectors(None, Level.MODEL).collectors}
+    assert "batching" in names
+    assert "generation" not in names

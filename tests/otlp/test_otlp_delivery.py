@@ -35,6 +35,7 @@ from xsp.otlp import delivery, live
 from xsp.otlp.endpoint import Options, endpoint
 from xsp.otlp.export import Export, endpoint_to_resume, export
 from xsp.otlp.send import Counts
+from xsp.serving import Engine
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -507,3 +508,44 @@ def test_no_span_is_lost_when_the_collector_is_killed_and_restarted_in_the_middl
     sent = {f"{1:04x}{step:04x}{n:08x}" for step in range(40) for n in range(5000)}
     found = {each.decode() for each in re.findall(rb'"spanId":"([0-9a-f]{16})"', taken.read_bytes())}
     assert len(sent - found) == 0
+
+
+def test_requests_are_sent_in_the_traces_in_which_they_arrived_and_linked_to_their_steps(tmp_path):
+    trace_api = pytest.importorskip("opentelemetry.trace")
+    own = trace_api.SpanContext(0xABC, 0xDEF, False, trace_api.TraceFlags(trace_api.TraceFlags.SAMPLED))
+    engine, run = Engine("mine"), tmp_path / "run"
+    with xsp.profile("served", out=run):
+        with trace_api.use_span(trace_api.NonRecordingSpan(own)):
+            engine.arrive("inside", prompt_tokens=2)
+        engine.arrive("alone", prompt_tokens=2)
+        with engine.step([("inside", "prefill", 2)]):
+            pass
+        with engine.step([("inside", "decode", 1), ("alone", "prefill", 2)]):
+            pass
+        engine.finish("inside")
+        engine.finish("alone")
+    counts = send(run, str(tmp_path / "all.jsonl"))
+    assert counts.spans == 1 + 2 + 2
+    spans = {}
+    for line in (tmp_path / "all.jsonl").read_text().splitlines():
+        for resource in json.loads(line)["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                for span in scope["spans"]:
+                    named = {each["key"]: each["value"] for each in span["attributes"]}
+                    request = named.get("xsp.serving.request", {}).get("stringValue")
+                    spans[request or span["name"]] = span
+    inside, alone = spans["inside"], spans["alone"]
+    assert inside["traceId"] == f"{0xABC:032x}"
+    assert inside["parentSpanId"] == f"{0xDEF:016x}"
+    assert not alone.get("parentSpanId")
+    steps = [(spans[kind]["traceId"], spans[kind]["spanId"]) for kind in ("prefill", "mixed")]
+    assert len({trace_id for trace_id, _ in steps} | {alone["traceId"], inside["traceId"]}) == 4
+
+    def linked(span):
+        return [(link["traceId"], link["spanId"]) for link in span["links"]]
+
+    [run_span] = [span for span in spans.values() if span["name"].startswith("xsp") or "served" in span["name"]]
+    assert linked(inside) == [(run_span["traceId"], run_span["spanId"]), *steps]
+    assert linked(alone)[1:] == steps[1:]
+    assert set(linked(spans["mixed"])[1:]) == {(each["traceId"], each["spanId"]) for each in (inside, alone)}
+    assert send(run, str(tmp_path / "timed.jsonl"), timed=True).spans == 1

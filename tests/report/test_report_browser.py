@@ -501,3 +501,42 @@ def test_every_axis_of_values_has_labels_of_at_most_four_digits(browser, tmp_pat
     )
     assert unformatted == 0
     assert browser.get_log("browser") == []
+
+
+def test_engine_steps_and_the_lives_of_requests_are_drawn_over_the_same_time(browser, tmp_path):
+    from engines import trace as served_trace
+
+    statements = [("arrive", HOSTILE, 0, 5), ("arrive", "b", 10, 5), ("step", 20, 60, (HOSTILE, "prefill", 5))]
+    statements += [("step", 60, 100, (HOSTILE, "decode", 1), ("b", "prefill", 5)),
+                   ("step", 100, 140, ("b", "decode", 1)), ("step", 140, 180, (HOSTILE, "decode", 1)),
+                   ("step", 180, 190), ("finish", HOSTILE, 190, "ok"), ("finish", "b", 141, "ok")]  # fmt: skip
+    browser.get(html.write(served_trace(statements), tmp_path / "served.html").as_uri())
+    option = (
+        "plots.forEach(each => each.draw()); const option = id => plots.find(each => each.holder.id === id).chart"
+        ".getOption(); return option(arguments[0]).series.map(each => [each.name, each.data])"
+    )
+    assert browser.execute_script(option, "serving-steps") == [
+        ["prefill", [[0.02, 0.06, 0, 1]]], ["decode", [[0.1, 0.14, 2, 1], [0.14, 0.18, 3, 1]]],
+        ["mixed", [[0.06, 0.1, 1, 2]]], ["idle", [[0.18, 0.19, 4, 0]]],
+    ]  # fmt: skip
+    lives = dict(browser.execute_script(option, "serving-lives"))
+    assert lives["queue"] == [[0, 0.02, 0, 0], [0.01, 0.06, 0, 1]]
+    assert lives["left out"] == [[0.1, 0.14, 3, 0]]
+    assert [part[:2] for part in lives["decode"]] == [[0.06, 0.1], [0.14, 0.18], [0.1, 0.14]]
+    tips = browser.execute_script(
+        "return plots.filter(each => each.group === 'serving').map(({ chart }) => chart.getOption().tooltip[0]"
+        ".formatter({ value: chart.getOption().series[0].data[0] }))"
+    )
+    assert "1 requests" in tips[0] or "1 request" in tips[0]
+    assert HOSTILE not in tips[1]  # its text is escaped
+    assert browser.execute_script(
+        "return ['serving-steps', 'serving-lives'].map(id => document.getElementById(id).querySelector('canvas'))"
+        ".every(canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v))"
+    )
+    assert browser.get_log("browser") == []
+
+
+def test_a_page_without_an_engine_has_no_chart_of_requests(browser, tmp_path):
+    browser.get(html.write(trace(Level.MODEL), tmp_path / "page.html").as_uri())
+    hidden = "return ['#serving', 'nav a[href=\"#serving\"]'].map(each => document.querySelector(each).hidden)"
+    assert browser.execute_script(hidden) == [True, True]

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xsp import stats
 from xsp.errors import AnalysisError
 from xsp.serving import DECODE, KINDS, PARTS
-from xsp.store.trace import Trace
-from xsp.texts import ns_text
+from xsp.store.trace import Limits, Trace
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -85,6 +83,9 @@ class ServedStep(NamedTuple):
     parts: Sequence[tuple[str, str, int, int | None]]
     """For each request its id, phase and tokens, and the tokens that the step generated for it, if stated."""
 
+    computed: int | None = None
+    """Tokens that the model was called with, with padding, if stated."""
+
 
 def requests(trace: Trace) -> list[Request]:
     """Return the requests that ended while the trace was recorded, by arrival; empty without engines."""
@@ -127,7 +128,7 @@ def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Serv
     return ServedStep(
         rank, values.get("xsp.serving.engine", ""), values.get("xsp.serving.number", 0),
         KINDS[values.get("step_kind", 0)], start_ns, dur_ns, len(parts), values.get("prefill_tokens", 0),
-        values.get("decode_tokens", 0), parts,
+        values.get("decode_tokens", 0), parts, values.get("xsp.serving.computed_tokens"),
     )  # fmt: skip
 
 
@@ -148,15 +149,20 @@ class Figure(NamedTuple):
 
 def token_gaps(trace: Trace) -> list[int]:
     """Return the times between successive tokens of each request in nanoseconds, in the order of time."""
+    return [gap for _, gap in sorted((at, gap) for gaps in _gaps_of(trace).values() for at, gap in gaps)]
+
+
+def _gaps_of(trace: Trace) -> dict[tuple[int, str, str], list[tuple[int, int]]]:
+    """Return when a token came, and the time since the one before, by rank, engine and id of the request."""
     latest: dict[tuple[int, str, str], int] = {}
-    gaps = []
+    gaps: dict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
     for step in steps(trace):
         end_ns = step.start_ns + step.dur_ns
         for request, phase, _, new in step.parts:
             key = (step.rank, step.engine, request)
             # a prompt may be read in several steps, of which only the last one adds a token
             if phase == DECODE and key in latest and (new is None or new > 0):
-                gaps.append(end_ns - latest[key])
+                gaps[key].append((end_ns, end_ns - latest[key]))
             if new is None or new > 0:
                 latest[key] = end_ns
     return gaps
@@ -175,7 +181,7 @@ def figures(trace: Trace) -> list[Figure]:
         "latency": [each.latency_ns for each in ended],
         "queue": [each.parts["queue"] for each in ended if each.has_arrival],
     }
-    found = []
+    found = _within(trace, trace.limits) if trace.limits is not None else []
     for name, times in series.items():
         values = np.array(list(times), float)
         for label, share in SHARES.items() if len(values) else ():
@@ -268,8 +274,23 @@ class Goodput(NamedTuple):
     """Their share of all requests that ended, also cancelled and failed ones, which keep none."""
 
 
+def _within(trace: Trace, limits: Limits) -> list[Figure]:
+    """Return goodput at limits, and the share of requests that keep them in percent."""
+    found = goodput(trace, *limits)
+    count = sum(each.status != "unclosed" for each in requests(trace))
+    low, high = (100 * end for end in found.share.ends)
+    return [
+        Figure("goodput", "/s", found.per_s, None, None, count),
+        Figure("requests within the limits", "%", 100 * found.share.value, low, high, count),
+    ]
+
+
 def goodput(
-    trace: Trace, ttft_ms: float | None = None, tpot_ms: float | None = None, latency_ms: float | None = None
+    trace: Trace,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    latency_ms: float | None = None,
+    itl_ms: float | None = None,
 ) -> Goodput:
     """Return how many requests a second keep every limit that is given, and their share with its 95 % interval.
 
@@ -278,6 +299,7 @@ def goodput(
         ttft_ms: limit on the time to the first token.
         tpot_ms: limit on the time per output token; a request with one token keeps it.
         latency_ms: limit on the latency.
+        itl_ms: limit on each time between two tokens of a request.
 
     Raises:
         AnalysisError: no request has ended.
@@ -285,14 +307,23 @@ def goodput(
     ended = [each for each in requests(trace) if each.status != "unclosed"]
     if not ended:
         raise AnalysisError(f"{trace.name!r} has no request of an engine that ended")
-    kept = sum(each.status == "ok" and _keeps(each, ttft_ms, tpot_ms, latency_ms) for each in ended)
+    limits = Limits(ttft_ms, tpot_ms, latency_ms, itl_ms)
+    gaps = _gaps_of(trace) if itl_ms is not None else {}
+    kept = sum(each.status == "ok" and _keeps(each, limits, _longest(gaps, each)) for each in ended)
     seconds = _seconds(ended)
     return Goodput(kept / seconds if seconds else 0.0, stats.share_interval(kept / len(ended), len(ended)))
 
 
-def _keeps(each: Request, ttft_ms: float | None, tpot_ms: float | None, latency_ms: float | None) -> bool:
-    limits = ((ttft_ms, each.ttft_ns), (tpot_ms, each.tpot_ns or 0.0), (latency_ms, each.latency_ns))
-    return all(limit is None or (ns is not None and ns <= 1e6 * limit) for limit, ns in limits)
+def _longest(gaps: Mapping[tuple[int, str, str], Sequence[tuple[int, int]]], each: Request) -> int:
+    """Return the longest time between two tokens of a request; 0 with fewer than two."""
+    last_ns = each.start_ns + each.latency_ns
+    of_id = gaps.get((each.rank, each.engine, each.request), ())
+    return max((gap for at, gap in of_id if each.start_ns < at <= last_ns), default=0)
+
+
+def _keeps(each: Request, limits: Limits, longest_ns: int) -> bool:
+    times = (each.ttft_ns, each.tpot_ns or 0.0, each.latency_ns, longest_ns)
+    return all(limit is None or (ns is not None and ns <= 1e6 * limit) for limit, ns in zip(limits, times, strict=True))
 
 
 # --- why a request was slow -------------------------------------------------------------------------------------------
@@ -329,99 +360,3 @@ def _reason(each: Request, usual: dict[str, float]) -> str:
         "others_decode": "decoding of others", "compiling": "compilation", "host": "host between steps",
         "preempted": "preempted",
     }[name]  # fmt: skip
-
-
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-_GROUPS = {
-    "queue": ("queue",), "own tokens": ("own_prefill", "own_decode"),
-    "tokens of other requests": ("others_prefill", "others_decode"), "compilation": ("compiling",),
-    "host between steps": ("host",), "preempted": ("preempted",),
-}  # fmt: skip
-
-MOST_GROUPS, LEAST_SHARE = 3, 0.03
-"""Groups of parts that the sentence names, and their least share."""
-
-
-LEAST_REMEDIED = {"queue": 0.2, "others_prefill": 0.15, "preempted": 0.05, "host": 0.1, "compiling": 0.1}
-"""Least share of all latencies for a remedy, by part. What a batch shares in decoding is the purpose of a batch."""
-
-_REMEDIES = {
-    "others_prefill": "read prompts in chunks (a limit on the tokens of a step): those of others stall decoding",
-    "preempted": "give the cache more memory, or serve fewer requests at once: it ran full",
-    "host": "schedule the next step while one runs, and replay captured steps: the host takes the time between steps",
-    "compiling": "compile all sizes of steps before requests come",
-}
-
-FULL_SHARE = 0.5
-"""Least share of the time in which requests waited that steps ran, and that these were full: served as many requests as
-any step did."""
-
-
-def remedy(trace: Trace) -> str:
-    """Return what would shorten the latencies of requests that ended well most; empty if they mostly compute."""
-    ended = [each for each in requests(trace) if each.status == "ok"]
-    total_ns = sum(each.latency_ns for each in ended)
-    if not total_ns:
-        return ""
-    shares = {name: sum(each.parts[name] for each in ended) / total_ns for name in LEAST_REMEDIED}
-    name = max(shares, key=lambda part: shares[part] / LEAST_REMEDIED[part])
-    if shares[name] < LEAST_REMEDIED[name]:
-        return ""
-    if name != "queue":
-        return _REMEDIES[name]
-    return _remedy_of_queue(steps(trace), [each for each in ended if each.has_arrival])
-
-
-def _remedy_of_queue(served: Sequence[ServedStep], waited: Sequence[Request]) -> str:
-    """Return what would shorten the queue, by what engines did while requests waited."""
-    waits: list[tuple[int, int]] = []
-    for start_ns, end_ns in sorted((each.start_ns, each.start_ns + each.parts["queue"]) for each in waited):
-        if waits and start_ns <= waits[-1][1]:
-            waits[-1] = waits[-1][0], max(waits[-1][1], end_ns)
-        else:
-            waits.append((start_ns, end_ns))
-    starts = [start_ns for start_ns, _ in waits]
-    beside: list[tuple[int, int]] = []  # requests of each step, and how long it ran while others waited
-    for step in served:
-        place = max(0, bisect_right(starts, step.start_ns) - 1)
-        ns = 0
-        while place < len(waits) and waits[place][0] < step.start_ns + step.dur_ns:
-            ns += max(0, min(waits[place][1], step.start_ns + step.dur_ns) - max(waits[place][0], step.start_ns))
-            place += 1
-        beside += [(step.requests, ns)] if ns else []
-    waited_ns, ran_ns = sum(end_ns - start_ns for start_ns, end_ns in waits), sum(ns for _, ns in beside)
-    if ran_ns < FULL_SHARE * waited_ns:
-        share = 100 * (1 - ran_ns / waited_ns)
-        return (
-            f"in {share:.0f} % of the time in which requests waited, no step ran: see what the engine's loop does then"
-        )
-    most = max(step.requests for step in served)
-    full = sum(ns for count, ns in beside if count == most) / ran_ns
-    if full >= FULL_SHARE:
-        return f"serve more than {most} requests at once, or with another engine: while others waited, steps were full"
-    return "admit requests earlier: steps were not full while others waited (a limit on tokens, or the cache)"
-
-
-def sentence(trace: Trace) -> str:
-    """Return a sentence on requests that ended well: their median times, what these went to, and the slowest one."""
-    ended = [each for each in requests(trace) if each.status == "ok"]
-    total_ns = sum(each.latency_ns for each in ended)
-    if not total_ns:
-        return ""
-    shares = {
-        group: sum(each.parts[name] for each in ended for name in names) / total_ns for group, names in _GROUPS.items()
-    }
-    largest = [(group, share) for group, share in shares.items() if share >= LEAST_SHARE]
-    largest = sorted(largest, key=lambda item: -item[1])[:MOST_GROUPS]
-    firsts = [each.ttft_ns for each in ended if each.ttft_ns is not None]
-    first = f", first token after {ns_text(statistics.median(firsts))}" if firsts else ""
-    latency = ns_text(statistics.median(each.latency_ns for each in ended))
-    text = (
-        f"Requests: {len(ended):,} ended, median latency {latency}{first}"
-        f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
-    )
-    text += f" To shorten them: {do}." if (do := remedy(trace)) else ""
-    slowest = max(ended, key=lambda each: each.latency_ns)
-    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
-    return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text

@@ -103,6 +103,9 @@ class Advice:
     general: bool = False
     """Whether the piece is the general remedy for all that its side does; it is listed after specific ones."""
 
+    of: str | None = None
+    """What the gain is a share of, if not the step: `a request`, whose mean latency becomes shorter."""
+
     option: bool = False
     """Whether the piece is a trade-off and not a flaw: less time for less precise results. Options are listed after all
     other pieces."""

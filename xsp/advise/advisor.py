@@ -92,7 +92,8 @@ def of(
         left_out[f"need PyTorch, and the program uses {frameworks.TITLES.get(framework, framework)}"] = foreign
     name = context.trace.name if context.trace is not None else context.source or "model"
     specific = {piece.side for piece in selected if not piece.general and piece.gain_known and not piece.option}
-    ordered = tuple(sorted(selected, key=lambda piece: _sort_key(piece, specific)))
+    step_ms = context.step.ms.value if context.step is not None else None
+    ordered = tuple(sorted(selected, key=lambda piece: _sort_key(piece, specific, step_ms)))
     return AdviceReport(
         name,
         context.step,
@@ -130,6 +131,9 @@ def _bounded(context: AdviceContext, pieces: Sequence[Advice]) -> list[Advice]:
         return list(pieces)
     bounded = []
     for piece in pieces:
+        if piece.of is not None:
+            bounded.append(piece)
+            continue
         most_ms = main.bound_ms(piece.side, piece.gain.value)
         side = main.host if piece.side == "host" else main.device
         entry = side[piece.entry] if side is not None and piece.entry is not None else None
@@ -245,10 +249,14 @@ def _setting(piece: Advice) -> str | None:
     return None if piece.trial is None else piece.trial.partition("=")[0]
 
 
-def _sort_key(piece: Advice, specific: AbstractSet[str]) -> tuple[bool, bool, bool, float, str, str]:
+def _sort_key(
+    piece: Advice, specific: AbstractSet[str], step_ms: float | None
+) -> tuple[bool, bool, bool, float, str, str]:
     """Return the sort key of a piece: options last, before them pieces without a known gain, before these the general
-    remedy for a side with specific ones; then by gain, where a bound counts less than an expectation."""
-    worth = piece.gain.value * (BOUND_WEIGHT if piece.at_most else 1.0)
+    remedy for a side with specific ones; then by gain, where a bound counts less than an expectation. What shortens
+    requests counts by its share of them, as that of a step."""
+    gain_ms = piece.gain.value if piece.of is None or step_ms is None else step_ms * piece.of_step_percent / 100
+    worth = gain_ms * (BOUND_WEIGHT if piece.at_most else 1.0)
     is_later = piece.general and piece.side in specific
     return piece.option, not piece.gain_known, is_later, -worth, piece.question, piece.what
 

@@ -38,7 +38,7 @@ def page(report: AdviceReport, limit: int | None = None, history: str | None = N
     for number, piece in enumerate(pieces, 1):
         if piece.option and (number == 1 or not pieces[number - 2].option):
             lines += ["", "faster with less accurate results, if they are good enough:"]
-        lines += ["", *_piece(number, piece, a_step(report.step))]
+        lines += ["", *_piece(number, piece, piece.of or a_step(report.step))]
     lines += _combined_gain(report)
     remaining = len(report.advice) - len(pieces)
     notes = [f"{remaining} more: --limit {len(report.advice)}"] if remaining else []

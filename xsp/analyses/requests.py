@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xsp.account import requests as served
+from xsp.account import serving
 from xsp.analyses.contract import Table, analysis, values
 from xsp.serving import PARTS
 from xsp.store.trace import Trace
@@ -19,7 +20,7 @@ _REQUEST_COLUMNS = {
     "request": "VARCHAR", "status": "VARCHAR", "latency_ms": "DOUBLE", "ttft_ms": "DOUBLE", "tpot_ms": "DOUBLE",
     "slow_by": "VARCHAR", "prompt_tokens": "BIGINT", "output_tokens": "BIGINT",
     **{f"{name}_ms": "DOUBLE" for name in PARTS},
-    "steps": "BIGINT", "arrival_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
+    "recording_ms": "DOUBLE", "steps": "BIGINT", "arrival_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
 }  # fmt: skip
 
 
@@ -31,15 +32,17 @@ def requests(trace: Trace) -> Table:
     shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
     steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
     `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
+    `recording_ms` is what recorded steps added, by unrecorded ones alike.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
-    reasons = served.reasons(trace)
+    reasons, added = served.reasons(trace), serving.added_by_recording(trace)
     first_ns = min((each.start_ns for each in found), default=0)
     rows = [
         (
             each.request, each.status, each.latency_ns / 1e6, _ms(each.ttft_ns), _ms(each.tpot_ns),
             reasons.get((each.rank, each.engine, each.request, each.start_ns)), each.prompt_tokens, each.output_tokens,
             *(None if name == "queue" and not each.has_arrival else each.parts[name] / 1e6 for name in PARTS),
+            _ms(added.get((each.rank, each.engine, each.request, each.start_ns))),
             each.steps, (each.start_ns - first_ns) / 1e9, each.engine, each.rank,
         )
         for each in found
@@ -51,18 +54,21 @@ def requests(trace: Trace) -> Table:
 def request_figures(trace: Trace) -> Table:
     """Percentiles of the times of requests that ended well, with 95 % intervals, and rates.
 
-    An end of an interval is null if too few values bound it. `xsp.account.requests.goodput` applies limits.
+    An end of an interval is null if too few values bound it. `--ttft`, `--itl`, `--tpot` and `--latency` add goodput.
     """
     columns = {"figure": "VARCHAR", "value": "DOUBLE", "unit": "VARCHAR", "low": "DOUBLE", "high": "DOUBLE"}
     rows = [
         (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in served.figures(trace)
     ]
+    if added := serving.added_by_recording(trace):
+        rows.append(("recording, mean", sum(added.values()) / len(added) / 1e6, "ms", None, None, len(added)))
     return values(trace, "request_figures", columns | {"count": "BIGINT"}, rows)
 
 
 _STEP_COLUMNS = {
     "number": "BIGINT", "kind": "VARCHAR", "ms": "DOUBLE", "gap_ms": "DOUBLE", "requests": "BIGINT",
-    "prefill_tokens": "BIGINT", "decode_tokens": "BIGINT", "start_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
+    "prefill_tokens": "BIGINT", "decode_tokens": "BIGINT", "recorded": "BOOLEAN", "start_s": "DOUBLE",
+    "engine": "VARCHAR", "rank": "INTEGER",
 }  # fmt: skip
 
 
@@ -73,9 +79,9 @@ def engine_steps(trace: Trace) -> Table:
     rows = [
         (
             each.number, each.kind, each.dur_ns / 1e6, _ms(gap_ns), each.requests, each.prefill_tokens,
-            each.decode_tokens, (each.start_ns - found[0].start_ns) / 1e9, each.engine, each.rank,
+            each.decode_tokens, is_recorded, (each.start_ns - found[0].start_ns) / 1e9, each.engine, each.rank,
         )
-        for each, gap_ns in zip(found, served.gaps(trace), strict=True)
+        for each, gap_ns, is_recorded in zip(found, served.gaps(trace), serving.recorded(trace), strict=True)
     ]  # fmt: skip
     return values(trace, "engine_steps_table", _STEP_COLUMNS, rows)
 

@@ -7,6 +7,7 @@ examples:
   xsp analyze runs/demo                          what limits, and what to change
   xsp analyze runs/demo --list                   list the analyses
   xsp analyze runs/demo A2 A6
+  xsp analyze runs/served request-figures --ttft 500 --itl 100     goodput
   xsp analyze trace.json.gz ops                  operators by GPU time
   xsp analyze RUN ops --where "name ~ 'mm' and calls > 9" --sort calls --limit 5
   xsp analyze runs/demo A8 --format csv > kernels.csv
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ from xsp.errors import AnalysisError, UsageError, nearest
 if TYPE_CHECKING:
     from xsp.analyses import Analysis
     from xsp.report.tablefiles import Answer, Answers
-    from xsp.store.trace import Trace
+    from xsp.store.trace import Limits, Trace
 
 SUMMARY = "print tables of a run"
 ROWS = 40
@@ -87,6 +89,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="kind of step, by number or name: `xsp analyze RUN loop` lists them (default: the one with the most time)",
     )
     parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    for name, what in LIMITS.items():
+        parser.add_argument(f"--{name}", type=_limit, metavar="MS", help=f"goodput: most time {what}")
     parser.add_argument(
         "--engine",
         default="duckdb",
@@ -104,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args, files)
     for trace in traces:
         progress.warn_of_missing_files(trace.path or args.path, trace.run)
+        trace.limits = _limits(args, [analysis.id for analysis in analyses])
     if not analyses:
         if args.list:
             _list(traces[0])
@@ -122,6 +127,44 @@ def run(args: argparse.Namespace) -> int:
     else:
         _write(answers_by_name, args, several=len(analyses) > 1)
     return 1 if refusals else 0
+
+
+LIMITS = {
+    "ttft": "to the first token", "itl": "between tokens", "tpot": "per further token, mean", "latency": "of a request",
+}  # fmt: skip
+
+
+def _limit(text: str) -> float:
+    """Return a limit in milliseconds.
+
+    Raises:
+        ArgumentTypeError: it is no number above 0.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of milliseconds above 0")
+    return value
+
+
+def _limits(args: argparse.Namespace, names: Sequence[str]) -> Limits | None:
+    """Return the limits on requests; None without any.
+
+    Raises:
+        UsageError: no table has figures within limits.
+    """
+    from xsp.store.trace import Limits
+
+    limits = Limits(*(getattr(args, name.removesuffix("_ms")) for name in Limits._fields))
+    if not any(limits):
+        return None
+    if "request-figures" not in names:
+        raise UsageError(
+            "--ttft, --itl, --tpot and --latency are limits for: xsp analyze RUN request-figures --ttft 500"
+        )
+    return limits
 
 
 def _check(args: argparse.Namespace, analysis_count: int) -> None:

@@ -86,6 +86,7 @@ def _piece(advice: Advice) -> Document:
         "at_most": advice.at_most,
         "gain_known": advice.gain_known,
         "of_step_percent": advice.of_step_percent,
+        "of": advice.of,
         "why": list(advice.why),
         "do": advice.do,
         "changes_numbers": advice.changes_numbers,

@@ -128,6 +128,9 @@ def _deliveries(trace: Trace) -> list[Finding]:
 
 
 def _rungs(trace: Trace) -> list[Finding]:
+    if trace.run.empty is not None and not trace.rungs:  # else it does not load: it has requests
+        text = f"none was recorded: only requests and steps of engines are known; {trace.run.empty}"
+        return [Finding(Severity.WARNING, "steps", text, "B")]
     findings = []
     rungs = trace.rungs
     measured = {rung_name(rung.level) for rung in rungs}
@@ -193,6 +196,8 @@ def _parents(trace: Trace) -> list[Finding]:
         """
     ).fetchall()
     orphans = sum(row[1] for row in rows)
+    if not total:
+        return []
     if not orphans:
         return [Finding(Severity.GOOD, "parents", f"all {total} spans of the merged step found their parent")]
     texts = [_orphan_text(*row) for row in rows]

@@ -80,7 +80,7 @@ def load(
     segments = rundir.segments(location)
     run = with_presence_notes(run, location, segments)
     segments, same_columns, run = _readable_segments(con, location, segments, run, skip_damaged)
-    if not segments:
+    if not segments and not _served(location, run):
         raise TraceError(f"{location}: the run holds no step; {_empty_reason(run)}")
     return _load_files(con, segments, run, location, same_columns, kind)
 
@@ -144,7 +144,7 @@ def _load_parts(run_dir: Path, run: Run, skip_damaged: bool, kind: int | str | N
     con = table.connect()
     run = with_presence_notes(run, run_dir, segments)
     segments, same_columns, run = _readable_segments(con, run_dir, segments, run, skip_damaged)
-    if not segments:
+    if not segments and not (run.is_job and _served(run_dir, run)):
         raise TraceError(f"{run_dir}: none of its parts holds a step")
     return _load_files(con, segments, run, run_dir, same_columns, kind, is_sequence=not run.is_job)
 
@@ -274,32 +274,36 @@ def _load_files(
     kind: int | str | None = None,
     is_sequence: bool = False,
 ) -> Trace:
-    """Load the files of a run; `is_sequence`: of several runs of one program, one after the other."""
+    """Load the files of a run, none if it has only requests; `is_sequence`: of several runs of one program, one after
+    the other."""
     number = _number_of(kind, run)
-    folders = _folders(files)
+    folders = _folders(files) or _run_folders(location, run)
     damaged, offsets = (
         loop.create_table_in_sequence(con, folders) if is_sequence else (loop.create_table(con, folders), {})
     )
     loop.mark_compiling(con, run)
-    run = _with_notes(run, location, *_create_samples_view(con, location, files), *damaged)
+    run = _with_notes(run, location, *_create_samples_view(con, location, folders), *damaged)
     stored_columns = {
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())
     }
     if is_sequence:
         _create_sequence_view(con, files, offsets, stored_columns, same_columns)
     else:
-        _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
+        if files:
+            _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
+        else:
+            table.create(con, "spans", COLUMNS)
         earlier = [file for folder in folders for file in rundir.befores(folder)] if location.is_dir() else []
         if earlier:
             rundir.check_inside(location, earlier)
             columns = set(table.check_parquet(con, earlier[0], COLUMNS, is_intact=False))
             _create_view(con, "before", earlier, columns, COLUMNS)
-        served = [file for folder in folders for file in rundir.numbered_tables(folder / rundir.SERVING)]
-        if location.is_dir() and served:
+        served = _served(location, run)
+        if served:
             rundir.check_inside(location, served)
             columns = set(table.check_parquet(con, served[0], COLUMNS, is_intact=False))
             _create_view(con, "serving", served, columns, COLUMNS)
-    if "layer_id" not in stored_columns:  # written before xsp 0.2
+    if files and "layer_id" not in stored_columns:  # written before xsp 0.2
         con.execute("CREATE TABLE with_layers AS FROM spans")
         from xsp.correlate import layers
 
@@ -330,9 +334,22 @@ def _folders(files: list[Path]) -> list[Path]:
     return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
-def _create_samples_view(con: duckdb.DuckDBPyConnection, run_dir: Path, segments: list[Path]) -> list[str]:
-    """Make the view `samples` of the samples of the runs with these segments; return a note per damaged portion."""
-    folders, notes = _folders(segments), []
+def _run_folders(location: Path, run: Run) -> list[Path]:
+    """Return the run directories of a run, with those of ranks that recorded no step; none for a file."""
+    if not location.is_dir():
+        return []
+    return [_part_path(location, part) for part in run.parts] if run.is_job else [location]
+
+
+def _served(location: Path, run: Run) -> list[Path]:
+    """Return the tables of requests of a run, also of one that recorded no step."""
+    folders = _run_folders(location, run)
+    return [file for folder in folders for file in rundir.numbered_tables(folder / rundir.SERVING)]
+
+
+def _create_samples_view(con: duckdb.DuckDBPyConnection, run_dir: Path, folders: list[Path]) -> list[str]:
+    """Make the view `samples` of the samples of these run directories; return a note per damaged portion."""
+    notes = []
     columns, readable = ", ".join(f"{column.name}::{column.type} AS {column.name}" for column in SAMPLE_COLUMNS), []
     portions = [file for folder in folders for file in rundir.portions(folder)]
     rundir.check_inside(run_dir, portions)

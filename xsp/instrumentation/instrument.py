@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from xsp.instrumentation.provider import Tracing
 
 CLOSING_S = 10.0
-_TRAINING_COLLECTORS = ("training", "dataloading")
+_PROGRAM_COLLECTORS = ("training", "dataloading", "generation")
+"""Collectors of whole programs: in a service the request that calls `generate` has a span already."""
+
 _CALL_COLLECTOR = "modules"
 _active: _Process | None = None
 _lock = threading.RLock()
@@ -363,7 +365,7 @@ def _find_collectors(requested: Sequence[str | Collector] | None, rung: Level) -
     collecting.find(requested, rung)
     if requested is None:
         collecting.collectors = [
-            collector for collector in collecting.collectors if collector.name not in _TRAINING_COLLECTORS
+            collector for collector in collecting.collectors if collector.name not in _PROGRAM_COLLECTORS
         ]
     if not any(collector.name == _CALL_COLLECTOR for collector in collecting.collectors):
         reason = collecting.absent.get(_CALL_COLLECTOR, "name it among the collectors")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,9 @@ class Delivery:
         self._earlier_spans: Counter[str] = Counter()
         """Number of spans in earlier steps, by trace."""
 
+        self.sends_requests = True
+        """Whether requests of engines are delivered with the run's own span, each in the trace in which it arrived."""
+
         self._last_counted = -1
         self._selected_steps: dict[int, list[int]] = {}
         """The chosen steps of segments that hold other steps too."""
@@ -237,7 +240,7 @@ class Delivery:
         return span is not None and span.end_ns != self.delivered.run_end_ns
 
     def finish(self) -> None:
-        """Deliver the run's own span, if it has one.
+        """Deliver the run's own span, if it has one, and the requests and steps of engines.
 
         Raises:
             DeliveryError: see `Exporter.deliver`.
@@ -248,7 +251,12 @@ class Delivery:
         table.create(self._con, "run_spans")
         loop.create_table(self._con, [self.run])
         table.insert(self._con, "run_spans", [span, *loop.spans(self._con, otel)])
-        if self._send("run_spans") is not None:
+        is_whole = self._send("run_spans") is not None
+        served = rundir.numbered_tables(self.run / rundir.SERVING) if self.sends_requests else []
+        if served:
+            _create_served_view(self._con, served, (otel.trace_id, otel.span_id))
+            is_whole = self._send("served_spans") is not None and is_whole
+        if is_whole:
             self.delivered.run_end_ns = span.end_ns
         self.delivered.save()
 
@@ -355,6 +363,51 @@ class Delivery:
             return int(self._con.execute(query).fetchall()[0][0]) if segments else 0
         except (duckdb.Error, TypeError):  # damaged or empty, which sending the step reports
             return 0
+
+
+MOST_LINKS = 1024
+"""Limit on the links of a request or an engine step."""
+
+
+def _create_served_view(con: duckdb.DuckDBPyConnection, files: Sequence[Path], run: tuple[str, str]) -> None:
+    """Make the table `served_spans` of requests and engine steps, linked to each other and to the run's own span.
+
+    A request that arrived in a trace is part of it, below the span in which it arrived; any other, and each step, is a
+    trace of its own.
+    """
+    columns = set(table.check_parquet(con, files[0], COLUMNS))
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE served_spans AS
+        WITH rows AS (
+            SELECT {table.select_list(COLUMNS, columns)} FROM {table.parquet(files)}
+        ), own AS (
+            SELECT * REPLACE (CASE WHEN parent_id IS NULL THEN span_id || span_id ELSE trace_id END AS trace_id),
+                attributes->>'$."xsp.serving.engine"' AS engine, attributes->>'$."xsp.serving.request"' AS request
+            FROM rows
+        ), served AS (
+            SELECT span_id AS step_id, trace_id AS step_trace, rank, engine, start_ns, start_ns + dur_ns AS end_ns,
+                unnest(list_distinct(
+                    json_extract_string(attributes->>'$."xsp.serving.parts"', '$[*][0]'))) AS request
+            FROM own WHERE kind = '{Kind.STEP}'
+        ), pairs AS (
+            SELECT step_id, step_trace, own.span_id AS request_id, own.trace_id AS request_trace, served.start_ns
+            FROM served JOIN own ON own.request = served.request AND own.engine = served.engine
+                AND own.rank IS NOT DISTINCT FROM served.rank
+                AND served.end_ns > own.start_ns AND served.start_ns <= own.start_ns + own.dur_ns
+        ), linked AS (
+            SELECT step_id AS span_id, list([request_trace, request_id] ORDER BY request_id)[:{MOST_LINKS}] AS targets
+            FROM pairs GROUP BY step_id
+            UNION ALL
+            SELECT request_id, list([step_trace, step_id] ORDER BY start_ns)[:{MOST_LINKS}]
+            FROM pairs GROUP BY request_id
+        )
+        SELECT own.* EXCLUDE (engine, request),
+            to_json(list_concat([[{table.literal(run[0])}, {table.literal(run[1])}]],
+                coalesce(targets, [])))::VARCHAR AS links
+        FROM own LEFT JOIN linked USING (span_id)
+        """
+    )
 
 
 def run_span(run: Run, last_end_ns: int = 0) -> Span:

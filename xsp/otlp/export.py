@@ -100,6 +100,7 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
 
 def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, selection: Export) -> Delivery:
     delivery = Delivery(run, exporter, fresh=not selection.resume, trace_spans=selection.trace_spans)
+    delivery.sends_requests = selection.steps is None and not selection.timed
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery

@@ -38,7 +38,7 @@ def step_row(engine: Engine, number: int, step: EngineStep, offset_ns: int) -> S
         offset_ns: nanoseconds from the monotonic clock to the epoch.
     """
     kind, parts = kind_of(step.parts), step.parts
-    attributes = {
+    attributes: dict[str, Any] = {
         "step_kind": KINDS.index(kind),
         "prefill_tokens": sum(part.tokens for part in parts if part.phase == PREFILL),
         "decode_tokens": sum(part.tokens for part in parts if part.phase == DECODE),
@@ -46,6 +46,8 @@ def step_row(engine: Engine, number: int, step: EngineStep, offset_ns: int) -> S
         "xsp.serving.number": number,
         "xsp.serving.parts": json.dumps([[text_of(part.request), *part[1:]] for part in parts]),
     }
+    if isinstance(step.computed, int):
+        attributes["xsp.serving.computed_tokens"] = step.computed
     return Span(
         level=Level.MODEL,
         kind=Kind.STEP.value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 PORTION_ROWS, PORTION_NS = 20_000, 5_000_000_000
 
 
+def _caller() -> tuple[str, str] | None:
+    """Return the ids of the current span's trace and of the span, if the program uses OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    current = api.get_current_span().get_span_context()
+    return (f"{current.trace_id:032x}", f"{current.span_id:016x}") if current.is_valid else None
+
+
 class StoredRequests(Log):
     """A sink that stores the requests and the steps of all engines."""
 
@@ -36,6 +46,9 @@ class StoredRequests(Log):
         self._writer, self._identity = writer, identity
         self._clock = clock.SteadyClock()
         self._rows: list[Span] = []
+        self.stored = 0
+        """Number of requests and engine steps that are on the disk."""
+
         self._stored_ns = clock.monotonic_ns()
 
     def accepts(self, engine: Engine) -> bool:
@@ -43,8 +56,8 @@ class StoredRequests(Log):
         return True
 
     def arrive(self, engine: Engine, request: Hashable, at_ns: int, prompt_tokens: int | None, is_stated: bool) -> None:
-        """Take the arrival of a request."""
-        self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated)
+        """Take the arrival of a request, with the span of the program's own in which it is stated."""
+        self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, _caller() if is_stated else None)
 
     def begin(self, engine: Engine, parts: Sequence[Part]) -> Any:
         """Take the begin of a step."""
@@ -78,18 +91,25 @@ class StoredRequests(Log):
     ) -> None:
         offset_ns = self._clock.anchor().offset_ns
         rows = [step_row(engine, number, step, offset_ns) for number, step in steps]
-        rows += [request_row(engine, account, offset_ns) for account in accounts]
         common: dict[str, Any] = {
             "process": self._identity.process,
             "rank": self._identity.rank,
             "trace_id": self._identity.trace_id,
         }
         self._rows += [row._replace(span_id=os.urandom(8).hex(), **common) for row in rows]
+        for account in accounts:
+            row = request_row(engine, account, offset_ns)._replace(span_id=os.urandom(8).hex(), **common)
+            if account.context is not None:
+                trace_id, parent_id = account.context
+                row = row._replace(trace_id=trace_id, parent_id=parent_id)
+            self._rows.append(row)
         if len(self._rows) >= PORTION_ROWS or clock.monotonic_ns() - self._stored_ns >= PORTION_NS:
             self._store()
 
     def _store(self) -> None:
         rows, self._rows = self._rows, []
         self._stored_ns = clock.monotonic_ns()
-        if rows and not self._writer.add_requests(rows):
+        if rows and self._writer.add_requests(rows):
+            self.stored += len(rows)
+        elif rows:
             self.note(f"{len(rows):,} requests and engine steps were not stored: {self._writer.failure}")

@@ -326,7 +326,7 @@ class profile:
             say(f"{self.out}: the run was not finished ({type(error).__name__}: {error}); its steps are kept")
         finally:
             self._writer.close()
-        if not steps.stored and not self.settings.needs_run and not self.hosts:
+        if not steps.stored and not self._requests.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
 
     def _cost_of_boundary(self, limit_ns: float) -> dict[str, Any]:

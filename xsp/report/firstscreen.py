@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from xsp import account
 from xsp.account import Account, Iterations, Side
 from xsp.account.kinds import sentence as kinds_sentence
-from xsp.account.requests import sentence as requests_sentence
 from xsp.account.sentences import SHORT, Line, limit, lines, percent_text, remarks
+from xsp.account.serving import sentence as requests_sentence
 from xsp.advise import advisor, device
 from xsp.advise.advice import Advice, AdviceContext, Needs
 from xsp.analyses.answers import Answers
@@ -112,7 +112,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
     return FirstScreen(
         _heading(trace, accounted),
-        limit(accounted, _attention_ms(trace, accounted)),
+        _limit(trace, accounted),
         tuple(remark.text for remark in remarks(accounted)[:MOST_REMARKS]),
         *(_sides(trace, accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
@@ -126,6 +126,13 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         trace.name,
         (kinds_sentence(trace, accounted) if trace.run.imported is not None else "") or requests_sentence(trace),
     )
+
+
+def _limit(trace: Trace, accounted: Account) -> str:
+    """Return what limits, or that no step was recorded."""
+    if accounted.job is None and trace.run.empty is not None:
+        return "Requests and steps of an engine are known, and no step of a model that it calls."
+    return limit(accounted, _attention_ms(trace, accounted))
 
 
 def _subject(accounted: Account) -> str:
@@ -228,8 +235,8 @@ def _advice(trace: Trace) -> Sequence[Advice]:
 
 
 def _worth(pieces: Sequence[Advice]) -> list[Advice]:
-    """Return the pieces that belong on the first screen."""
-    known = [piece for piece in pieces if piece.gain_known and not piece.option]
+    """Return the pieces that belong on the first screen; its sentence on requests has what shortens these."""
+    known = [piece for piece in pieces if piece.gain_known and not piece.option and piece.of is None]
     return [piece for piece in known if piece.of_step_percent >= LEAST_PERCENT][:MOST_PIECES]
 
 

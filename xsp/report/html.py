@@ -26,6 +26,7 @@ from xsp.report.charts import charts
 from xsp.report.firstscreen import FirstScreen, first_screen, gain_text
 from xsp.report.headline import headline
 from xsp.report.loop import kinds_data, loop
+from xsp.report.serving import serving
 from xsp.report.words import describe_rungs, devices_text
 from xsp.store.trace import Trace
 from xsp.texts import ms_text
@@ -43,8 +44,8 @@ LARGEST_ROWS = {"A8": ("latency_us", 200)}
 """Tables that show only the rows with the highest values of a column: column, number of rows."""
 
 SCRIPTS = (
-    "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "ledger.js",
-    "tables.js", "sections.js", "report.js",
+    "echarts.min.js", "spans.js", "lanes.js", "timeline.js", "words.js", "charts.js", "loop.js", "serving.js",
+    "ledger.js", "tables.js", "sections.js", "report.js",
 )  # fmt: skip
 """The page's scripts, in the order in which they run."""
 
@@ -133,6 +134,7 @@ def render(trace: Trace, other_kinds: Sequence[Trace] = ()) -> str:
         "facts": _facts(trace),
         "advise": f"xsp advise {shlex.quote(trace.path.name if trace.path else 'RUN')}",
         "loop": loop(trace),
+        "serving": serving(trace),
         **_added_sections(trace),
         "kinds": kinds_data(trace, traces),
     }

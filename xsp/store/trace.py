@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
 
@@ -83,6 +83,15 @@ class Rung:
         return max(0.0, mean), (steps_weight + calibration_weight) ** -0.5
 
 
+class Limits(NamedTuple):
+    """Limits on a request's times in milliseconds, for goodput; None for no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    latency_ms: float | None = None
+    itl_ms: float | None = None
+
+
 class Trace:
     """Spans in tables for SQL queries, and `run`, the content of `run.json` (see `xsp.run.Run`).
 
@@ -94,6 +103,9 @@ class Trace:
     `before` has the columns of `spans`, and what was recorded in the iterations of recorded steps before these began.
     `serving` has the columns of `spans`, and the requests and all steps of engines, see `xsp.serving`.
     """
+
+    limits: Limits | None = None
+    """Limits within which figures of requests count requests."""
 
     def __init__(
         self,

@@ -278,6 +278,7 @@ const timeline = new Timeline(show);
 drawHeader();
 drawKinds();
 drawLoop();
+drawServing();
 drawSections();
 drawKind(0);
 followLink();
