@@ -75,6 +75,9 @@ class Device(ABC):
 
     most_rotated_bytes: ClassVar[int] = 1 << 30
 
+    captured_by: ClassVar[str] = ""
+    """How a program captures its steps to replay them; empty if it cannot, or that is not known."""
+
     def __init__(self, index: int = 0) -> None:
         self.index = index
 

@@ -43,6 +43,7 @@ class Cuda(Accelerator):
 
     kind = "cuda"
     most_rotated_bytes = 1 << 28
+    captured_by = 'CUDA graphs, torch.compile(mode="reduce-overhead")'
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)

@@ -57,6 +57,15 @@ def present() -> list[Device]:
     return found
 
 
+def captured_by(kind: str) -> str:
+    """Return how a program captures its steps on a kind of device, in brackets; empty if that is not known."""
+    try:
+        how = _class(kind).captured_by if is_id(kind) else ""
+    except PluginError:
+        return ""
+    return f" ({how})" if how else ""
+
+
 def _class(kind: str) -> type[Device]:
     made: type[Device] = plugins.load(GROUP, kind)
     missing = getattr(made, "__abstractmethods__", None)
