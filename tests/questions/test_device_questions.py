@@ -20,6 +20,7 @@ from xsp import advise, bench, cli  # noqa: E402
 from xsp.advise import advisor  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
+from xsp.bench.spec import AS_RUN, Timing  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.bench.variants import PRECISIONS, VARIANTS  # noqa: E402
 from xsp.bound.totals import Figure  # noqa: E402
@@ -108,10 +109,7 @@ def device_graph(
     replayed."""
     graph = xsp.graph.of(module, *inputs)
     timings = Timings.open(folder, H200)
-    variants = ("as_run", *VARIANTS, *PRECISIONS)
-    from xsp.bench.spec import AS_RUN
-
-    pairs = bench.specs(graph, variants=(AS_RUN, *variants[1:]), environment=H200)
+    pairs = bench.specs(graph, variants=(AS_RUN, *VARIANTS, *PRECISIONS), environment=H200)
     for spec, _ in pairs:
         by_variant = ns.get(spec.block.op.partition("::")[2], {AS_RUN: 1000.0})
         if spec.variant in by_variant:
@@ -123,17 +121,15 @@ def device_graph(
     return TimedGraph(graph, timings, 1, 1)
 
 
-def _of_device(timing: bench.Timing) -> bench.Timing:
+def _of_device(timing: Timing) -> Timing:
     return replace(timing, environment=H200.hash, device_ns=timing.trimmed_ns)
 
 
 IMAGES = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-AS_RUN = ""
 
 
 def test_algorithms_of_cudnn_and_precisions_are_advised_with_their_gain_and_error(tmp_path: Path) -> None:
-    assert bench.spec.AS_RUN == AS_RUN or True
-    ns = {"conv2d": {bench.spec.AS_RUN: 100e3, "cudnn-benchmark": 60e3, "tf32": 30e3, "autocast-bfloat16": 20e3}}
+    ns = {"conv2d": {AS_RUN: 100e3, "cudnn-benchmark": 60e3, "tf32": 30e3, "autocast-bfloat16": 20e3}}
     graph = device_graph(IMAGES, torch.zeros(2, 3, 16, 16), folder=tmp_path, ns=ns)
     (piece,) = choice.pieces(graph)
     assert (piece.trial, piece.side, piece.at_most) == ("cudnn_benchmark", "device", False)
@@ -154,7 +150,7 @@ def test_algorithms_of_cudnn_and_precisions_are_advised_with_their_gain_and_erro
 def test_the_gain_of_device_work_is_at_most_what_the_host_leaves(
     issue_us: float, left_us: float, tmp_path: Path
 ) -> None:
-    ns = {"conv2d": {bench.spec.AS_RUN: 100e3, "cudnn-benchmark": 60e3}}
+    ns = {"conv2d": {AS_RUN: 100e3, "cudnn-benchmark": 60e3}}
     step = (300e3, issue_us * 1e3, 201e3)
     graph = device_graph(IMAGES, torch.zeros(2, 3, 16, 16), folder=tmp_path, ns=ns, whole=step)
     assert graph.total_ns == 300e3
@@ -187,7 +183,7 @@ class Branches(nn.Module):
 
 
 def test_branches_are_worth_streams_only_where_they_leave_the_device_unused(tmp_path: Path) -> None:
-    ns = {"linear": {bench.spec.AS_RUN: 50e3}, "cat": {bench.spec.AS_RUN: 10e3}}
+    ns = {"linear": {AS_RUN: 50e3}, "cat": {AS_RUN: 10e3}}
     graph = device_graph(Branches(), torch.zeros(8, 64), folder=tmp_path, ns=ns)
     small, full = ([Figure(share * 50e3)] * len(graph.graph.nodes) for share in (0.01, 0.6))
     (piece,) = parallelism.stream_advice(graph, small)

@@ -68,6 +68,9 @@ class RecordedStep:
     frozen_bytes: int = 0
     """Bytes of parameters without a gradient, if known; else 0."""
 
+    origin: str = "recorded"
+    """Where the step is from, in words."""
+
     def of_batch(self, batch: int) -> RecordedStep:
         """Return the step with another number of samples, as if a sample took the same time in any batch.
 
