@@ -207,3 +207,33 @@ def test_timings_of_a_product_are_imported_with_its_environment(
     capsys.readouterr()
     assert cli.main(["bound", str(graph), "--device", "H200", "--timings", str(tmp_path / "mine")]) == 0
     assert "up to 5.2 times as fast" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "alone", "all_calls"),
+    [("torchvision:resnet18", 64, 0.70, 1.02), ("transformers:gpt2", 4, 0.83, 1.00)],
+)
+def test_the_calls_of_a_training_step_meet_its_kernels_once_the_devices_operators_are_captured(
+    model: str, batch: int, alone: float, all_calls: float, recorded: tuple[Path, Timings]
+) -> None:
+    """Calls with the device's own operators were not timed alone there: they count as in the trace of the step."""
+    pytest.importorskip(model.partition(":")[0])
+    folder, timings = recorded
+    name = f"{model.replace(':', '-')}-b{batch}-train"
+    graph = xsp.graph.of(model, batch=batch, train=True, device="cuda")
+    found = xsp.bound.of(graph, device="H200", timings=timings.folder, trace=folder / "traces" / f"{name}.json.gz")
+    entry = next(each for each in recordeddevice.read(folder)["models"] if recordeddevice.step_name(each) == name)
+    kernels_ns = entry["profile"]["kernel_ms"] * 1e6
+    rows = [
+        (single, traced)
+        for single, traced, computes in zip(
+            found.figures["as_run"], found.figures["in_place"], found.is_computing, strict=True
+        )
+        if computes
+    ]
+    assert all(single or traced for single, traced in rows)
+    timed_ns = sum(single.ns for single, _ in rows if single is not None)
+    total_ns = timed_ns + sum(traced.ns for single, traced in rows if single is None and traced is not None)
+    assert timed_ns / kernels_ns == pytest.approx(alone, abs=0.01)
+    assert total_ns / kernels_ns == pytest.approx(all_calls, abs=0.01)
+    assert abs(total_ns / kernels_ns - 1) <= 0.08

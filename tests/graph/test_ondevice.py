@@ -133,3 +133,15 @@ def test_the_operators_of_a_training_step_are_those_of_the_device_in_order(
     planned = [node.call.op.replace("aten::add_", "aten::add") for node in graph.computing]
     missing = [op for op in planned if op not in seen]  # `in` consumes what precedes it, so this compares the order
     assert missing == []
+
+
+def test_a_gpu_of_amd_keeps_the_batch_norm_that_a_trace_of_one_has(shared: Path) -> None:
+    path = shared / "traces" / "kineto_amd" / "tracelens_mi300x_resnet_ddp_rank0of8.json.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} does not lie in ../shared")
+    with gzip.open(path) as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"}
+    norms = {name for name in names if str(name).startswith(("aten::native_batch_norm", "aten::miopen_batch_norm"))}
+    assert norms == {"aten::native_batch_norm", "aten::native_batch_norm_backward"}
+    captured = operators(convolutional(), torch.ones(2, 3, 8, 8), train=True, device="hip")
+    assert {f"aten::{op}" for op in captured if "batch_norm" in op} == norms

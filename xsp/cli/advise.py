@@ -71,8 +71,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="where single calls are timed: a device of this machine, cuda:0; or a product, H100: its peak rates, and "
-        "imported timings of it (default: that of the run; of a model, cpu)",
+        help="where single calls are timed: a device here, cuda:0; or a product, H100, with its peak rates and imported "
+        "timings (default: that of the run; of a model, cpu)",
     )
     trials = parser.add_argument_group("trials: the program without and with a change, in turns")
     trials.add_argument(

@@ -144,7 +144,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="a run of a training program, or a trace that xsp imports; a folder or files with a trace per rank; or a "
-        "model, torchvision:NAME, whose calls are timed one by one",
+        "model, torchvision:NAME",
     )
     parser.add_argument(
         "--ranks", type=ranks, default=(1, 2, 4, 8), metavar="N,N", help="numbers of ranks (default: 1,2,4,8)"
@@ -160,7 +160,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="of a model: where its calls are timed, cuda:0; or a product, H200, with imported timings (default: cpu)",
+        help="of a model: where its calls are timed, as in xsp advise (default: cpu)",
     )
     parser.add_argument(
         "--fill", type=seconds, metavar="TIME", help="of a model: first time missing calls, for at most this long: 60s"
