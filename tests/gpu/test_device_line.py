@@ -48,6 +48,19 @@ def test_the_second_line_on_a_device_saves_each_answer(
     assert "there is no device standin:9 here" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+def test_the_second_line_answers_on_a_gpu(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    (tmp_path / "nets.py").write_text(MODEL)
+    model = f"{tmp_path / 'nets.py'}:net"
+    assert device_line.main([str(tmp_path / "out"), f"{model},batch=4,train", "--seconds", "60"]) == 0
+    found = json.loads((tmp_path / "out" / "nets.py-net,batch=4,train.json").read_text())
+    assert found["bound"]["rungs"]["replayed"]["sequential_ns"] > 0
+    assert found["prediction"]["recorded"]["step_s"] > 0
+    assert {"launches", "choice", "precision"} <= {*found["advice"]["asked"]}
+
+
 def test_every_program_has_its_advice_and_runs_with_and_without_its_flaw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*gpu_programs.FLAWS} == {*gpu_advice.PLANTED}
     assert (len(gpu_programs.FLAWS), len(gpu_programs.SOUND)) == (20, 5)

@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="where single calls are timed: a device here, cuda:0; or a product, H100, with its peak rates and imported "
+        help="where single calls are timed: a device here, cuda:0; or a product, H100: its peak rates, imported "
         "timings (default: that of the run; of a model, cpu)",
     )
     trials = parser.add_argument_group("trials: the program without and with a change, in turns")

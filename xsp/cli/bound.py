@@ -292,10 +292,7 @@ def _language(args: argparse.Namespace) -> int:
     if args.format == "json":
         progress.write(json.dumps(languagetext.as_json(result), indent=2) + "\n")
     else:
-        # what is timed here has no quoted peak rates
-        progress.echo(
-            languagetext.page(
-                result, args.source, _repeated_options(args, [n for n in _REPEATED_OPTIONS if n != "device"])
-            )
-        )
+        # what is timed on the processor has no quoted peak rates
+        names = [name for name in _REPEATED_OPTIONS if name != "device" or result.settings.get("device")]
+        progress.echo(languagetext.page(result, args.source, _repeated_options(args, names)))
     return 0
