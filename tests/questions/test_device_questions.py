@@ -58,11 +58,11 @@ def test_a_model_is_advised_on_a_device_that_is_named(
     (piece,) = [piece for piece in found["advice"] if piece["question"] == "launches"]
     whole = {timing.op: timing for timing in Timings.open(tmp_path / "timings", current_environment(standin.StandIn()))}
     waited, replayed = whole[steps.WAITED].trimmed_ns, whole[steps.REPLAYED].trimmed_ns
-    assert piece["gain"]["value"] == pytest.approx((waited - replayed) / 1e6)
+    assert piece["gain_ms"]["value"] == pytest.approx((waited - replayed) / 1e6)
     assert "capture the step once and replay it; or a larger batch" in piece["do"]
     assert "thread-count" not in found["asked"]
     assert {"launches", "choice", "precision", "parallelism", "fusion", "removable"} <= {*found["asked"]}
-    assert any(f"at the peak rates of {standin.PRODUCT}" in each["text"] for each in found["statements"])
+    assert any(f"at the peak rates of {standin.PRODUCT}" in each["says"] for each in found["statements"])
     assert cli.main([*words, "--only", "launches"]) == 0
     assert "the device waits for the host" in " ".join(capsys.readouterr().out.split())
 

@@ -66,7 +66,8 @@ def of(answers: Answers) -> list[Wait]:
                         WHEN regexp_matches(copy_name, {literal(TO_HOST)}) THEN 'results'
                         WHEN regexp_matches(copy_name, {literal(TO_DEVICE)}) THEN 'inputs' END AS cause,
                    layer.name AS layer, CASE WHEN op.kind = '{Kind.OP}' THEN op.name ELSE call.name END AS name,
-                   call.span_id, call.dur_ns
+                   call.span_id, call.dur_ns,
+                   CASE WHEN op.kind = '{Kind.OP}' THEN op.span_id ELSE call.span_id END AS occasion
             FROM spans call
             LEFT JOIN spans op ON op.rank = call.rank AND op.trace_id = call.trace_id AND op.span_id = call.parent_id
             LEFT JOIN spans layer
@@ -76,7 +77,7 @@ def of(answers: Answers) -> list[Wait]:
             WHERE call.level = {int(Level.RUNTIME)} AND (call.kind = '{Kind.SYNC}'
                 OR (call.kind = '{Kind.LAUNCH}' AND regexp_matches(call.name, '(?i)memcpy')))
         )
-        SELECT cause, layer, name, count(*), sum(dur_ns) / 1e6 AS ms, list(span_id)[:{MOST_SPANS}]
+        SELECT cause, layer, name, count(DISTINCT occasion), sum(dur_ns) / 1e6 AS ms, list(span_id)[:{MOST_SPANS}]
         FROM waits WHERE cause IS NOT NULL GROUP BY ALL ORDER BY ms DESC, layer, name
         """
     ).fetchall()
