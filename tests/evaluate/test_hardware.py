@@ -26,7 +26,11 @@ def test_a_manifest_chooses_a_device_by_name(tmp_path: Path, monkeypatch: pytest
     assert hardware.torch_name(Hardware(gpu="stand-in")) == standin.StandIn(0).torch_name
     with pytest.raises(ManifestError, match=r"hardware.gpu: 'H200' is required, here are Stand-in 1, Stand-in 1"):
         hardware.torch_name(Hardware(gpu="H200"))
+    note = "evaluated on the processor, not on Stand-in 1: hardware: {gpu: any} chooses the device"
+    assert hardware.processor_note(Hardware()) == [note]
+    assert hardware.processor_note(Hardware(gpu="none")) == hardware.processor_note(Hardware(gpu="any")) == []
     monkeypatch.setenv(standin.VARIABLE, '{"count": 0}')
+    assert hardware.processor_note(Hardware()) == []
     with pytest.raises(ManifestError, match="'any' is required, here are none"):
         hardware.torch_name(Hardware(gpu="any"))
 

@@ -24,6 +24,15 @@ def asks_for_device(hardware: Hardware) -> bool:
     return hardware.gpu.lower() not in WITHOUT
 
 
+def processor_note(hardware: Hardware) -> list[str]:
+    """Return a note for a manifest that names no device on a machine that has one; `none` asks for the processor."""
+    here = accelerators()
+    if hardware.gpu or not here:
+        return []
+    names = ", ".join(dict.fromkeys(here))
+    return [f"evaluated on the processor, not on {names}: hardware: {{gpu: any}} chooses the device"]
+
+
 def torch_name(hardware: Hardware) -> str:
     """Return what torch calls the device of a manifest: the first that it allows.
 

@@ -144,6 +144,7 @@ class Torch:
             module = module.to(dtype)
         if drawn:
             notes.append(drawn_note(drawn))
+        notes = [*notes, *hardware.processor_note(manifest.hardware)]
         return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:

@@ -134,7 +134,7 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
         import torch
     except ImportError as error:
         raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
-    model, notes = manifest.model, []
+    model, notes = manifest.model, hardware.processor_note(manifest.hardware)
     device = hardware.torch_name(manifest.hardware)
     source, settings = predictors.source_of(manifest, folder, device)
     try:
