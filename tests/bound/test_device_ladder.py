@@ -17,9 +17,9 @@ from xsp import cli  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
-from xsp.bound import Bound, text  # noqa: E402
+from xsp.bound import Bound, curves, text  # noqa: E402
 from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
-from xsp.errors import BenchError, DeviceError, UsageError  # noqa: E402
+from xsp.errors import AnalysisError, BenchError, DeviceError, UsageError  # noqa: E402
 
 MODEL = """
 import torch
@@ -81,6 +81,23 @@ def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     assert found.absent["replayed"] == "the step cannot be captured (it reads a value)"
     assert found.rungs["issued"].sequential is not None
     assert "its calls alone" in found.limit_text
+
+
+def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_step(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch)
+    folder = tmp_path / "timings"
+    found = curves.of(model, device="standin", timings=folder, fill=60, most=3)
+    assert found.measured_ns == pytest.approx(6 * standin.LAUNCH_NS, rel=0.01)
+    assert [point.construction.coverage.is_complete for point in found.points] == [True] * 3
+    assert all(abs(point.error) < 0.05 for point in found.points if point.error is not None)
+    with pytest.raises(UsageError, match="--run and --threads are of the processor"):
+        curves.of(model, device="standin", timings=folder, threads=2)
+    with pytest.raises(AnalysisError, match="there are no timings of H100"):
+        curves.of(model, device="H100", timings=folder)
+    assert cli.main(["bound", model, "--curve", "--device", "standin", "--timings", str(folder)]) == 0
+    assert "blocks" in capsys.readouterr().out
 
 
 def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

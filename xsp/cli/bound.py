@@ -239,11 +239,12 @@ def _curve(args: argparse.Namespace) -> int:
     from xsp.bound import curves, curvetext
     from xsp.report import html
 
-    if args.device is not None or args.construct is not None or args.partial:
-        raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
+    if args.construct is not None or args.partial:
+        raise UsageError("--curve uses blocks of all sizes: omit --construct and --partial")
     with progress.progress_bar(quiet=args.fill is None) as show:
         curve = curves.of(
             options.one_subject(args.sources),
+            device=args.device,
             progress=show,
             **_step_options(args),
         )
