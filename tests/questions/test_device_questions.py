@@ -211,3 +211,28 @@ def test_advice_on_a_model_from_recorded_timings(shared: Path, tmp_path: Path) -
     assert gains["torchvision-resnet50-b1"]["launches"] == pytest.approx(100 * (1 - 0.90 / 4.69), abs=1)
     for name in ("timm-vit_base_patch16_224-b16", "transformers-bert-b8", "torchvision-convnext_tiny-b16"):
         assert max(gains[name].values(), default=0.0) <= 10, name  # sound ones, which the device limits
+
+
+def test_a_trace_of_a_device_uses_the_timings_of_that_device_and_says_what_is_missing(
+    shared: Path, tmp_path: Path
+) -> None:
+    """The calls of a trace have the device's operators, which were not timed alone: a reason, and what to type."""
+    folder = shared / "gpu"
+    if not (folder / "isolated.json.gz").exists():
+        pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
+    timings = recordeddevice.stored(folder, tmp_path / "timings")
+    path = str(folder / "traces" / "torchvision-resnet50-b1.json.gz")
+    for stored in (timings.folder, tmp_path / "none"):
+        report = advise.of(path, settings={"timings": stored})
+        reason = report.unanswered["choice"]
+        assert "single calls of NVIDIA H200 are not timed: xsp bench --missing-of " in reason
+        assert "--fill" not in reason
+    with pytest.raises(UsageError, match="ran on NVIDIA H200, and the timings are of NVIDIA H100"):
+        advisor.context_of(path, {"timings": _of_another(tmp_path), "device": "H100"})
+
+
+def _of_another(folder: Path) -> Path:
+    environment = Environment({"device": {"kind": "cuda", "name": "NVIDIA H100"}, "torch": "2"})
+    ((spec, _),) = bench.specs(xsp.graph.of(nn.Linear(4, 4), torch.zeros(1, 4)), environment=environment)
+    Timings.open(folder / "other", environment).add([make_timing(spec, 1e3)])
+    return folder / "other"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from xsp.advise import AdviceContext, provides
 from xsp.bench.environment import current_environment
 from xsp.bound import recordedcalls, targets
@@ -60,9 +62,21 @@ def reason_without_timings(context: AdviceContext) -> str | None:
     name = context.settings.get("device") or (_product(trace) if trace is not None else None)
     if name is None:
         return "single calls are timed on this processor, and the step ran on another one"
-    source = "MODEL" if context.source is None else context.source
-    command = f"xsp bench {'--missing-of ' if trace is not None else ''}{source} --device cuda:0"
-    return f"single calls of {name} are not timed: {command} there, and xsp bench --export, --import"
+    return _not_timed(context, name)
+
+
+def reason_if_untimed(context: AdviceContext) -> str:
+    """Return why no call of the subject has a timing, although there are timings of its device, and what to do."""
+    found: Target = context.part("target")
+    if found.device is None and found.stored is not None:
+        return _not_timed(context, found.stored.environment.device_name)
+    return "no call is timed here; take them first: --fill 60s"
+
+
+def _not_timed(context: AdviceContext, product: str) -> str:
+    source = "MODEL" if context.source is None else shlex.quote(context.source)
+    command = f"xsp bench {'--missing-of ' if context.trace is not None else ''}{source} --device cuda:0"
+    return f"single calls of {product} are not timed: {command} there, and xsp bench --export, --import"
 
 
 @provides("note")

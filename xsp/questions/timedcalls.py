@@ -27,7 +27,7 @@ from xsp.errors import AnalysisError
 from xsp.graph import sources
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
-from xsp.questions.target import reason_without_timings
+from xsp.questions.target import reason_if_untimed, reason_without_timings
 from xsp.schema import Level
 
 ALLOWANCE = 0.03
@@ -294,7 +294,7 @@ def timed_graph(context: AdviceContext) -> TimedGraph:
         trace is not None and _overlap(context, calls),
     )
     if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
-        raise AnalysisError(f"no call is timed here; {FILL_HINT}")
+        raise AnalysisError(reason_if_untimed(context))
     return basis.require_undisturbed()
 
 
