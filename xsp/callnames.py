@@ -31,6 +31,12 @@ AWAITED = f"""
 """
 """The object for which the call makes the host wait: stream, event, context or device; NULL if it does not wait."""
 
+_MEMORY = r"(?i)^(cuda|cu|hip)(mem)?({})(async|_v\d+)*$"
+REQUESTS_MEMORY, RETURNS_MEMORY = (
+    f"regexp_matches(name, '{_MEMORY.format(verb)}')" for verb in ("malloc|alloc", "free")
+)
+"""Whether the call requests memory of a device from the driver, or returns it."""
+
 KIND = f"""
     CASE WHEN {STARTS_WORK} THEN '{Kind.LAUNCH}' WHEN {AWAITED} IS NOT NULL THEN '{Kind.SYNC}' ELSE '{Kind.CALL}' END
 """

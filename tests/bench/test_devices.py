@@ -179,7 +179,8 @@ def test_variants_are_those_of_the_device() -> None:
         spec.variant
         for spec, _ in bench.specs(graph, variants=names, environment=current_environment(standin.StandIn()))
     }
-    assert here - there == {"onednn-off", "autocast-bfloat16"}
+    assert here - there == {"onednn-off"}
+    assert "autocast-bfloat16" in here & there
     assert there - here == {"cudnn-benchmark", "tf32"}
 
 

@@ -17,9 +17,9 @@ from xsp import cli  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
-from xsp.bound import Bound, text  # noqa: E402
+from xsp.bound import Bound, curves, text  # noqa: E402
 from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
-from xsp.errors import BenchError, DeviceError, UsageError  # noqa: E402
+from xsp.errors import AnalysisError, BenchError, DeviceError, UsageError  # noqa: E402
 
 MODEL = """
 import torch
@@ -81,6 +81,23 @@ def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     assert found.absent["replayed"] == "the step cannot be captured (it reads a value)"
     assert found.rungs["issued"].sequential is not None
     assert "its calls alone" in found.limit_text
+
+
+def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_step(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch)
+    folder = tmp_path / "timings"
+    found = curves.of(model, device="standin", timings=folder, fill=60, most=3)
+    assert found.measured_ns == pytest.approx(6 * standin.LAUNCH_NS, rel=0.01)
+    assert [point.construction.coverage.is_complete for point in found.points] == [True] * 3
+    assert all(abs(point.error) < 0.05 for point in found.points if point.error is not None)
+    with pytest.raises(UsageError, match="--run and --threads are of the processor"):
+        curves.of(model, device="standin", timings=folder, threads=2)
+    with pytest.raises(AnalysisError, match="there are no timings of H100"):
+        curves.of(model, device="H100", timings=folder)
+    assert cli.main(["bound", model, "--curve", "--device", "standin", "--timings", str(folder)]) == 0
+    assert "blocks" in capsys.readouterr().out
 
 
 def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +224,33 @@ def test_timings_of_a_product_are_imported_with_its_environment(
     capsys.readouterr()
     assert cli.main(["bound", str(graph), "--device", "H200", "--timings", str(tmp_path / "mine")]) == 0
     assert "up to 5.2 times as fast" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "alone", "all_calls"),
+    [("torchvision:resnet18", 64, 0.70, 1.02), ("transformers:gpt2", 4, 0.83, 1.00)],
+)
+def test_the_calls_of_a_training_step_meet_its_kernels_once_the_devices_operators_are_captured(
+    model: str, batch: int, alone: float, all_calls: float, recorded: tuple[Path, Timings]
+) -> None:
+    """Calls with the device's own operators were not timed alone there: they count as in the trace of the step."""
+    pytest.importorskip(model.partition(":")[0])
+    folder, timings = recorded
+    name = f"{model.replace(':', '-')}-b{batch}-train"
+    graph = xsp.graph.of(model, batch=batch, train=True, device="cuda")
+    found = xsp.bound.of(graph, device="H200", timings=timings.folder, trace=folder / "traces" / f"{name}.json.gz")
+    entry = next(each for each in recordeddevice.read(folder)["models"] if recordeddevice.step_name(each) == name)
+    kernels_ns = entry["profile"]["kernel_ms"] * 1e6
+    rows = [
+        (single, traced)
+        for single, traced, computes in zip(
+            found.figures["as_run"], found.figures["in_place"], found.is_computing, strict=True
+        )
+        if computes
+    ]
+    assert all(single or traced for single, traced in rows)
+    timed_ns = sum(single.ns for single, _ in rows if single is not None)
+    total_ns = timed_ns + sum(traced.ns for single, traced in rows if single is None and traced is not None)
+    assert timed_ns / kernels_ns == pytest.approx(alone, abs=0.01)
+    assert total_ns / kernels_ns == pytest.approx(all_calls, abs=0.01)
+    assert abs(total_ns / kernels_ns - 1) <= 0.08

@@ -321,3 +321,23 @@ def test_steps_are_measured_in_turns_and_the_threads_of_torch_are_as_before(know
 def test_a_model_that_generates_no_text_has_no_curves(known) -> None:
     with pytest.raises(ModelError, match="not a causal language model"):
         language.of("transformers:vit", timings=known)
+
+
+def test_the_curves_of_a_language_model_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch)
+    folder = tmp_path / "timings"
+    model = "transformers:gpt2?n_layer=1&n_embd=32&n_head=2&vocab_size=64"
+    options = {"device": "standin:0", "timings": folder}
+    with pytest.raises(UsageError, match="--measure and --threads are of the processor: omit them, or --device"):
+        language.of(model, (8, 32), measure=5.0, **options)
+    found = language.of(model, (8, 32), fill=60.0, **options)
+    assert found.settings["device"] == standin.PRODUCT
+    assert all(point.ns is not None and point.coverage.is_complete for point in found.decode.points)
+    calls = len(found.decode.points[0].graph.computing)
+    assert found.decode.points[0].ns >= calls * standin.LAUNCH_NS
+    assert found.ceilings.name == standin.PRODUCT
+    page = languagetext.page(found, model, "--decode 8:32 --device standin:0")
+    assert f"timings of {standin.PRODUCT}" in page
+    assert "--measure" not in page

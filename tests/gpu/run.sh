@@ -63,6 +63,8 @@ bench() {
 
 part machine 60 "$python" -c 'import torch; assert torch.cuda.is_available(), "no CUDA device"; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name(0))'
 part doctor 60 "$python" -m xsp.cli doctor
+part device_line 120 "$python" tests/gpu/device_line.py "$out/device" --seconds 100
+bench gpu_advice 120 --minutes 1.8 --out "$out/advice" --fixtures "$out/fixtures/advice"
 bench between 225 --minutes 3.5
 bench bare 235 --device cuda --minutes 3.7 --rounds 3 --of-seconds 2
 part fixtures 130 "$python" tests/gpu/record.py "$out/fixtures"

@@ -133,3 +133,32 @@ def test_the_operators_of_a_training_step_are_those_of_the_device_in_order(
     planned = [node.call.op.replace("aten::add_", "aten::add") for node in graph.computing]
     missing = [op for op in planned if op not in seen]  # `in` consumes what precedes it, so this compares the order
     assert missing == []
+
+
+def test_a_gpu_of_amd_keeps_the_batch_norm_that_a_trace_of_one_has(shared: Path) -> None:
+    path = shared / "traces" / "kineto_amd" / "tracelens_mi300x_resnet_ddp_rank0of8.json.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} does not lie in ../shared")
+    with gzip.open(path) as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"}
+    norms = {name for name in names if str(name).startswith(("aten::native_batch_norm", "aten::miopen_batch_norm"))}
+    assert norms == {"aten::native_batch_norm", "aten::native_batch_norm_backward"}
+    captured = operators(convolutional(), torch.ones(2, 3, 8, 8), train=True, device="hip")
+    assert {f"aten::{op}" for op in captured if "batch_norm" in op} == norms
+
+
+def test_a_graph_without_a_device_says_whose_operators_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import standin
+
+    (tmp_path / "nets.py").write_text(
+        "import torch\n\ndef net(batch):\n    return torch.nn.Linear(4, 4), torch.ones(batch, 4)\n"
+    )
+    command = ["graph", f"{tmp_path / 'nets.py'}:net"]
+    note = "the operators are those of the processor, not of Stand-in 1: --device standin"
+    standin.install(tmp_path / "site", monkeypatch)
+    for words, count, is_said in ([], 2, True), (["--device", "standin"], 2, False), ([], 0, False):
+        monkeypatch.setenv(standin.VARIABLE, json.dumps({"count": count}))
+        assert cli.main([*command, *words]) == 0
+        assert (note in capsys.readouterr().err) is is_said

@@ -141,7 +141,7 @@ def test_the_best_layouts_are_the_cheapest_of_all_combinations(seed: int, tmp_pa
         return times.setdefault((spec.block.key, spec.variant), float(random_source.randrange(1, 100) * 1000))
 
     timed_graph = timed_graph_of(graph, tmp_path, ns)
-    problem = layouts._Problem(graph, 2)
+    problem = layouts._Problem(graph, 2, timed_graph.state)
     plan = layouts.best(timed_graph)
     convs = [number for number in problem.choices if graph.nodes[number].call.op == "aten::conv2d"]
     assert len(convs) == 3

@@ -42,6 +42,9 @@ class AdviceReport:
     ideal: tuple[str, ...] = ()
     """Lines that state how far the step is from the fastest installed implementations (Q1); empty where unknown."""
 
+    note: str = ""
+    """On which device calls were timed, and how to choose another, where that is not plain; else empty."""
+
     combined_gain: CombinedGain | None = None
     """Combined gain of the pieces without options, and their order; None if fewer than two pieces report which calls
     they change."""
@@ -102,6 +105,7 @@ def of(
         unanswered,
         left_out,
         _ideal(context) if max_needs >= Needs.BOUND and not only else (),
+        _note(context) if context.trace is None else "",
         combined_gain([piece for piece in ordered if not piece.option]),
     )
 
@@ -153,6 +157,13 @@ def _ideal(context: AdviceContext) -> tuple[str, ...]:
         return ()  # the questions that need a bound report why there is none
 
 
+def _note(context: AdviceContext) -> str:
+    try:
+        return str(context.part("note"))
+    except XspError:
+        return ""  # the questions that need timings report why there are none
+
+
 def context_of(
     subject: Any, settings: Mapping[str, Any] | None = None, max_needs: Needs = Needs.BOUND
 ) -> AdviceContext:
@@ -165,27 +176,42 @@ def context_of(
 
     Raises:
         TraceError: there is no such run, or it cannot be read.
-        XspError: there is no such model.
+        XspError: there is no such model, or no such device.
     """
     registry.questions(Needs.BOUND if isinstance(subject, str) else max_needs)  # a model needs the graph's provider
     options = settings or {}
     if not isinstance(subject, str):
-        return AdviceContext(subject, None, options, registry.PROVIDERS)
+        return _checked(AdviceContext(subject, None, options, registry.PROVIDERS))
     from xsp.ingest.load import load
 
     try:
-        return AdviceContext(load(subject), subject, options, registry.PROVIDERS)
+        trace = load(subject)
     except XspError as error:
         context = AdviceContext(None, subject, options, registry.PROVIDERS)
         if "graph" not in registry.PROVIDERS or (
-            _exists(subject) and not subject.endswith((".onnx", ".pt2", ".json", ".py"))
+            _exists(subject) and not subject.endswith((".onnx", ".pt2", ".json", ".json.gz", ".py"))
         ):
             raise
+        _checked(context)
         try:
             context.part("graph")
         except XspError as graph_error:
+            if subject.endswith(".json.gz"):  # a trace, more often than a graph
+                raise
             raise graph_error from error
         return context
+    return _checked(AdviceContext(trace, subject, options, registry.PROVIDERS))
+
+
+def _checked(context: AdviceContext) -> AdviceContext:
+    """Return a context whose --device, if there is one, can be used.
+
+    Raises:
+        XspError: there is no such device, or the trace ran on another one.
+    """
+    if context.settings.get("device") is not None and "target" in context.providers:
+        context.part("target")
+    return context
 
 
 def _exists(source: str) -> bool:

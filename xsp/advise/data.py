@@ -136,7 +136,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     elif largest is not None and largest.name in _REMEDIES:
         do = _REMEDIES[largest.name]
     elif line is not None:
-        do = _remedy(line)
+        do = _remedy(line, context.required_trace.has(Level.KERNEL))
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
@@ -238,8 +238,8 @@ _HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|f
 """Functions that say nothing about the purpose of a line."""
 
 
-def _remedy(line: _MainLine) -> str:
-    """Return what can be done about a line of the program."""
+def _remedy(line: _MainLine, on_device: bool) -> str:
+    """Return what can be done about a line of the program, which may use a device."""
     names = [name.rpartition(".")[2] for name in line.calls.lower().split(", ")]
     known = [
         next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
@@ -249,9 +249,10 @@ def _remedy(line: _MainLine) -> str:
     places = [place for place in known if place is not None]
     if places and len(places) == len(known):  # a line that also calls something else may take its time there
         return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {line.line}"
+    copies = "if it copies the batch to the device, pin_memory=True and non_blocking=True (pageable copies wait); "
     return (
-        f"make {line.line} take less time, or do it less often or in another thread; if it prepares the batch, a "
-        "DataLoader with workers does so in the background"
+        f"make {line.line} take less time, or do it less often or in another thread; {copies * on_device}"
+        "if it prepares the batch, a DataLoader with workers does so in the background"
     )
 
 

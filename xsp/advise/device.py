@@ -7,6 +7,7 @@ other side, host or device, leaves of the iteration.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from xsp.account.course import is_compiled
 from xsp.advise.advice import MOST_SPANS, Advice, Place, Step
 from xsp.analyses.answers import Answers
 from xsp.analyses.idle import MAX_GAPS
+from xsp.callnames import REQUESTS_MEMORY, RETURNS_MEMORY
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
+from xsp.device.kernelnames import TO_HOST
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
 from xsp.store.trace import Trace
@@ -27,6 +30,9 @@ LEAST_PERCENT = 5.0
 
 LEAST_BUSY_PERCENT = 40.0
 """Minimum percentage of the iteration that the device is busy for advice on kernels."""
+
+LEAST_ITERATIONS = 2
+"""Minimum number of recorded iterations for what each of them does to be told from a warm-up."""
 
 DOMINANT_SHARE = 0.5
 """Minimum share of a cause's idle time for one call, or one gap, to be named."""
@@ -140,7 +146,30 @@ def pieces(answers: Answers, account: Account, known_only: bool = False) -> list
             candidates += _for_exposed(answers, account, name, device)
     if device.ms(names.BUSY) >= LEAST_BUSY_PERCENT / 100 * main.time.ms:
         candidates += kernels.pieces(answers, iterations_in_all(account), features, known_only, main.subject)
+    candidates += _memory_returned(answers, iterations_in_all(account))
     return sorted((piece for piece in candidates if piece.ms >= least_ms), key=lambda piece: -piece.ms)
+
+
+def _memory_returned(answers: Answers, iterations: int) -> Iterator[Piece]:
+    """Yield advice on memory that each iteration returns to the driver and requests again."""
+    ((frees, requests, ms, spans),) = answers.trace.con.execute(
+        f"""
+        SELECT count(*) FILTER (WHERE {RETURNS_MEMORY}), count(*) FILTER (WHERE {REQUESTS_MEMORY}),
+               coalesce(sum(dur_ns), 0) / 1e6,
+               list(span_id ORDER BY dur_ns DESC)[:{MOST_SPANS}]
+        FROM spans WHERE level = {int(Level.RUNTIME)} AND ({RETURNS_MEMORY} OR {REQUESTS_MEMORY})
+        """
+    ).fetchall()
+    if iterations >= LEAST_ITERATIONS and min(frees, requests) >= iterations:
+        yield Piece(
+            "device-memory",
+            f"memory is returned to the driver and requested again in each iteration: {frees / iterations:.3g} × free, "
+            f"{requests / iterations:.3g} × malloc, {ms_text(ms / iterations)} of the host",
+            "omit torch.cuda.empty_cache(), and keep the caching allocator on (PYTORCH_NO_CUDA_MEMORY_CACHING)",
+            ms / iterations,
+            "host",
+            (Place(None, "free and malloc", tuple(spans or ()), None),),
+        )
 
 
 def iterations_in_all(account: Account) -> int:
@@ -184,6 +213,9 @@ def _for_idle(
     answers: Answers, cause: str, ms: float, features: Features, iterations: int, subject: str
 ) -> Iterator[Piece]:
     old_cause, remedy = _ADVICE_BY_CAUSE[cause]
+    if cause == names.DRAINED and (found := list(_for_waits(answers, ms, iterations, subject))):
+        yield from found
+        return
     suggestion = remedy(answers, features, old_cause, iterations)
     if suggestion is not None:
         observation, do = suggestion
@@ -191,6 +223,26 @@ def _for_idle(
         is_general = cause == names.HOST_LATE and do.startswith("fewer launches")
         of = "host" if cause in (names.HOST_LATE, names.HOST_DATA, names.DRAINED) else "device"
         yield Piece("device-idle", what, do, ms, of, _gaps(answers, old_cause), general=is_general)
+
+
+LEAST_WAIT_SHARE = 0.2
+"""Minimum share of a cause in the time that the host waits, for the idle time after it to be its own."""
+
+
+def _for_waits(answers: Answers, ms: float, iterations: int, subject: str) -> Iterator[Piece]:
+    """Yield what made the host wait, each with its share of the idle time; nothing where one gap is most of it."""
+    from xsp.advise import waits
+
+    if idle_time(answers, _ADVICE_BY_CAUSE[names.DRAINED][0]).longest is not None:
+        return
+    found = waits.of(answers)
+    total_ms = sum(wait.ms for wait in found)
+    for wait in found:
+        if wait.ms >= LEAST_WAIT_SHARE * total_ms:
+            observation, do = waits.words(wait, iterations)
+            share_ms = ms * wait.ms / total_ms
+            what = f"the device is idle {ms_text(share_ms)} of {subject} because {_REASONS[names.DRAINED]}: "
+            yield Piece("device-idle", what + observation, do, share_ms, "host", wait.places)
 
 
 _REASONS = {
@@ -427,6 +479,10 @@ def _copies(answers: Answers, can_hide: bool, iterations: int) -> Suggestion | N
     if "ageable" in name:
         hint = ", and hide it behind computation" if can_hide else "; computation is too short to hide it"
         return observation, f"pin_memory=True and non_blocking=True: the host does not wait, the copy is faster{hint}"
+    if re.search(TO_HOST, name):
+        return f"results are copied to the host: {observation}", (
+            "keep them on the device, and copy what is needed once, into pinned memory with non_blocking=True"
+        )
     if "DtoD" in name:
         return observation, "copies within the device, from .clone(), .contiguous() or slices that are written"
     hint = "a separate stream hides it behind computation; " if can_hide else _TOO_SHORT

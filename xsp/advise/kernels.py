@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,8 +13,9 @@ from xsp.advise.device import Features, Piece, Row, places
 from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import BATCHED, BETWEEN, EAGER, SOFTMAX
 from xsp.device import ceilings
-from xsp.device.kernelnames import MATRIX
+from xsp.device.kernelnames import DOUBLE, MATRIX
 from xsp.errors import XspError
+from xsp.schema import Kind
 from xsp.table import literal
 from xsp.texts import cut, ms_text
 
@@ -60,6 +63,8 @@ def pieces(
     yield from _layouts(answers, share)
     yield from _fusible(answers, share, features, subject)
     yield from _without_tensor_cores(answers, share)
+    yield from _in_double(answers, share, subject)
+    yield from _dense_gradients(answers, share, subject)
     if not known_only:
         yield from _below_the_roof(answers, share, BATCHED if attention else ())
 
@@ -105,6 +110,57 @@ def _without_tensor_cores(answers: Answers, share: Callable[[float], float]) -> 
             do = f"{setting} allows TF32; or torch.autocast in bfloat16; `tensor-cores` names the layers"
         yield Piece(
             "device-tensor-cores", what, do, share(slow_ms), "device", places(answers.trace, condition), PRECISION_NOTE
+        )
+
+
+DOUBLE_RATIO = 2.0
+"""Least ratio of the time in double to that in single precision: of the bytes, and of peak rates where they are
+unknown."""
+
+
+def _in_double(answers: Answers, share: Callable[[float], float], subject: str) -> Iterator[Piece]:
+    """Yield advice on device work in double precision; single precision takes at best the inverse of the peak rates."""
+    condition = f"(op.dtype IN ('double', 'float64') OR regexp_matches(w.name, {literal(DOUBLE)}))"
+    rows = answers.trace.con.execute(
+        f"SELECT w.class, sum(w.dur_ns) / 1e6 FROM device_work w LEFT JOIN spans op ON op.rank = w.rank "
+        f"AND op.trace_id = w.trace_id AND op.span_id = w.op_id WHERE w.kind = '{Kind.KERNEL}' AND {condition} "
+        "GROUP BY ALL"
+    ).fetchall()
+    if not rows:
+        return
+    ratio = DOUBLE_RATIO
+    with contextlib.suppress(XspError):
+        rates = ceilings.of_run(answers.trace.run, True).vector
+        ratio = max(ratio, rates.get("fp32", 0.0) / (rates.get("fp64") or math.inf))
+    ms = math.fsum(ms for _, ms in rows)
+    saved_ms = math.fsum(ms * (1 - 1 / (ratio if kind in MATRIX else DOUBLE_RATIO)) for kind, ms in rows)
+    yield Piece(
+        "device-double",
+        f"double precision: {ms_text(share(ms))} of {subject} on the device",
+        "omit .double() and dtype=torch.float64; NumPy arrays are doubles: torch.from_numpy(x).float()",
+        share(saved_ms),
+        "device",
+        places(answers.trace, condition),
+        "24 bits of mantissa instead of 53",
+    )
+
+
+def _dense_gradients(answers: Answers, share: Callable[[float], float], subject: str) -> Iterator[Piece]:
+    """Yield advice on gradients of embeddings that are dense: all rows are written, of which few were read."""
+    condition = "op.name IN ('aten::embedding_dense_backward', 'aten::embedding_backward')"
+    ((ms,),) = answers.trace.con.execute(
+        "SELECT coalesce(sum(w.dur_ns), 0) / 1e6 FROM device_work w JOIN spans op ON op.rank = w.rank AND "
+        f"op.trace_id = w.trace_id AND (op.span_id = w.op_id OR op.span_id = w.parent_id) WHERE {condition}"
+    ).fetchall()
+    if ms:
+        yield Piece(
+            "device-gradients",
+            f"gradients of embeddings are dense, {ms_text(share(ms))} of {subject}: all rows of the table are written",
+            "torch.nn.Embedding(..., sparse=True) with SparseAdam or SGD, if a step reads few rows; its optimizer then "
+            "updates only these",
+            share(ms),
+            "device",
+            places(answers.trace, condition),
         )
 
 

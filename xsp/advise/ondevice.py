@@ -38,6 +38,9 @@ for _name, _title, _number in (
     ("device-layout", "Do convolutions change layouts?", "Q3"),
     ("device-fusion", "Which kernels could be fused?", "Q5"),
     ("device-tensor-cores", "Do matrix products use tensor cores?", "Q6"),
+    ("device-double", "Does a device work in double precision?", "Q6"),
+    ("device-gradients", "Are gradients of embeddings dense?", "Q4"),
+    ("device-memory", "Is memory of a device returned to the driver and requested again?", "Q4"),
     ("device-roof", "Which kernel is furthest from the device's roofline?", "Q3"),
 ):
     question(_name, _title, number=_number)(_answer(_name))

@@ -32,7 +32,7 @@ def page(report: AdviceReport, limit: int | None = None, history: str | None = N
     """
     pieces = report.advice[: limit or MOST_PIECES]
     lines = _wrap(plain(report.name) + _step_text(report), "")
-    lines += [line for text in report.ideal for line in _wrap(text, "")]
+    lines += [line for text in (report.note, *report.ideal) if text for line in _wrap(text, "")]
     if all(piece.option for piece in report.advice):
         lines += ["", *_wrap(_no_advice(report), "")]
     for number, piece in enumerate(pieces, 1):

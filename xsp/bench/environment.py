@@ -83,7 +83,7 @@ class Environment:
             return ""
         return (
             f"the calls are timed on the processor ({self.processor}), not on {self.devices}; to choose the "
-            "device: xsp bench MODEL --device cuda:0 and xsp bound MODEL --device cuda:0 (timings on it), or "
+            "device: --device cuda:0 of xsp bench, bound, advise and predict (timings on it), or "
             "xsp bound MODEL --device NAME (its quoted peak rates)"
         )
 

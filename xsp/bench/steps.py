@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,17 @@ def of(graph: Graph, timings: Timings) -> dict[str, Timing]:
     return {op: timing for op, timing in found.items() if timing is not None}
 
 
+def with_gradients(step: Callable[[], object]) -> Callable[[], object]:
+    """Return a step that records gradients, although blocks of single calls are timed without."""
+    import torch
+
+    def trained() -> object:
+        with torch.inference_mode(False), torch.enable_grad():
+            return step()
+
+    return trained
+
+
 class Steps:
     """The runtime that prepares specs of whole steps."""
 
@@ -83,6 +94,8 @@ class Steps:
             **settings, shape=None if shape is None else tuple(shape), device=device.torch_name
         )  # fmt: skip
         step = models.load(arguments["model"], settings).step
+        if settings.train:
+            step = with_gradients(step)
         if spec.op == WAITED:
             return self_timed(lambda calls: device.waited(step, calls), MOST_STEPS)
         try:

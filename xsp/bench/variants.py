@@ -8,6 +8,7 @@ that: how far their results are from those of the block as it runs is stored wit
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -46,7 +47,9 @@ class Variant:
     may_change: Callable[[Spec], bool]
     """Whether the variant may differ from the block as it runs."""
 
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[str], AbstractContextManager[Any]] = lambda kind: nullcontext()
+    """What calls run in, on a device of a kind in torch's words (`cpu`, `cuda`)."""
+
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Function that rearranges each input in memory."""
 
@@ -92,8 +95,8 @@ def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
 
-def _backend(backend: Any) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: sdpa_kernel([backend])
+def _backend(backend: Any) -> Callable[[str], AbstractContextManager[Any]]:
+    return lambda kind: sdpa_kernel([backend])
 
 
 VARIANTS: Mapping[str, Variant] = {
@@ -101,8 +104,10 @@ VARIANTS: Mapping[str, Variant] = {
     for variant in (
         Variant("channels-last", _has_plane, arrange=_channels_last),
         Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
-        Variant("onednn-off", _uses_onednn, lambda: torch.backends.mkldnn.flags(enabled=False), on_host=True),
-        Variant("cudnn-benchmark", _has_convolution, lambda: torch.backends.cudnn.flags(benchmark=True), on_host=False),
+        Variant("onednn-off", _uses_onednn, lambda _: torch.backends.mkldnn.flags(enabled=False), on_host=True),
+        Variant(
+            "cudnn-benchmark", _has_convolution, lambda _: torch.backends.cudnn.flags(benchmark=True), on_host=False
+        ),
         Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
         Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),
         Variant("attention-efficient", _has_attention, _backend(SDPBackend.EFFICIENT_ATTENTION), on_host=False),
@@ -117,7 +122,7 @@ def _has_products(spec: Spec) -> bool:
 
 
 @contextlib.contextmanager
-def _tf32() -> Iterator[None]:
+def _tf32(kind: str) -> Iterator[None]:
     """Let products and convolutions of float32 use the tensor cores."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
@@ -135,9 +140,8 @@ PRECISIONS: Mapping[str, Variant] = {
     for variant in (
         Variant(
             "autocast-bfloat16",
-            lambda spec: torch.amp.is_autocast_available("cpu") and _has_products(spec),
-            context=lambda: torch.autocast("cpu", torch.bfloat16),
-            on_host=True,
+            _has_products,
+            context=lambda kind: torch.autocast(kind, torch.bfloat16),
         ),
         Variant("tf32", _has_products, _tf32, on_host=False),
     )
@@ -192,8 +196,9 @@ def prepare(
             prepared = replace(
                 prepared, sets=[tuple(arranged[id(tensor)] for tensor in arguments) for arguments in prepared.sets]
             )
-        prepared.context = variant.context
-        with variant.context():
+        kind = "cpu" if device is None else device.torch_name.partition(":")[0]
+        prepared.context = functools.partial(variant.context, kind)
+        with prepared.context():
             results = prepared.function(*prepared.sets[0])
         prepared.restore()
         if variant.name in OTHER_PRECISION:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp.bound.construct import Conditions, Construction, Cover, TimingSource, construct, cover
-from xsp.errors import GraphError
+from xsp.errors import AnalysisError, GraphError, UsageError
 from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def of(
     *args: Any,
     fill: float | None = None,
     trace: Any = None,
+    device: str | None = None,
     timings: Timings | Path | str | None = None,
     like: str | None = None,
     threads: int | None = None,
@@ -106,6 +107,8 @@ def of(
         args: positional arguments of a module.
         fill: seconds to spend on missing timings of blocks, small blocks first; default: none are taken.
         trace: a trace of a run of the same step, or its path.
+        device: a device of this machine (`cuda:0`), or a product with timings in the folder; default: the processor. On
+            a device the errors are against the replayed step, if it is timed.
         timings: open timings, or their folder; default: the folder of this user.
         like: hash of an environment whose timings are used where this one has none.
         threads: threads of the step; default: those of the run, otherwise all cores.
@@ -118,14 +121,23 @@ def of(
         BenchError: timings cannot be read or taken.
     """
     from xsp import bench
-    from xsp.bench.plan import missing, overheads, runtime_of
-    from xsp.bound import planned, recordedcalls, timed
-    from xsp.processes import cores
+    from xsp.bench import steps
+    from xsp.bench.plan import default_threads, missing, overheads, runtime_of
+    from xsp.bound import planned, recordedcalls, targets, timed
+    from xsp.bound.totals import Figure
+    from xsp.graph import sources as graphs
 
-    stored = timed.open_timings(timings, like)  # may raise
+    target = targets.of(device, timings, like, is_filled=fill is not None)  # may raise
+    stored = timed.open_timings(timings, like) if target.is_processor else target.stored
+    if stored is None:
+        raise AnalysisError(f"there are no timings of {device}: take some on it, xsp bench MODEL")
+    if not target.is_processor and (trace is not None or threads is not None or planned.is_trace(source)):
+        raise UsageError(f"--run and --threads are of the processor: omit them, or --device {device}")
+    if not target.is_processor and "device" in graphs.supported_options(source):
+        model_options["device"] = str((stored.environment.device or {}).get("kind"))
     graph, run = planned.of(source, args, trace, model_options)
     problems: list[str] = []
-    if recordedcalls.is_foreign(run):
+    if recordedcalls.is_foreign(run) and target.is_processor:
         raise GraphError(
             f"{graph.name}: the run is from a device or another processor, for which there are no timings here"
         )
@@ -133,16 +145,26 @@ def of(
         graph, *_ = planned.match_calls(graph, run, planned.is_trace(source), problems)
         problems += planned.kind_notes(run)
     run_threads = run.run.machine.torch_threads if run is not None else None
-    conditions = Conditions(threads=threads or run_threads or cores(), runtime=runtime_of(graph))
+    environment = None if target.is_processor else stored.environment
+    thread_count = threads or run_threads or default_threads(environment)
+    conditions = Conditions(threads=thread_count, runtime=runtime_of(graph), environment=environment)
     sizes = range(1, most + 1)
     if fill is not None:
         pending = []
+        whole = overheads(thread_count) if target.is_processor else []
+        if target.device is not None and (model := planned.model_of(source, model_options)) is not None:
+            whole = steps.specs(graph, *model)
         for size in sizes:
-            blocks = bench.specs(graph, granularity=size, threads=conditions.threads, runtime=conditions.runtime)
-            pending += missing([*blocks, *((spec, 1) for spec in overheads(conditions.threads) if size == 1)], stored)
+            blocks = bench.specs(
+                graph, granularity=size, threads=thread_count, runtime=conditions.runtime, environment=environment
+            )
+            pending += missing([*blocks, *((spec, 1) for spec in whole if size == 1)], stored)
         if pending:
-            bench.fill(pending, stored, fill, progress, in_order=True)
+            bench.fill(pending, stored, fill, progress, in_order=True, device=target.device)
     step = recordedcalls.step_time(run) if run is not None else None
+    replayed = None if target.is_processor else steps.of(graph, stored).get(steps.REPLAYED)
+    if replayed is not None and replayed.is_timed and replayed.trimmed_ns:
+        step = Figure(replayed.trimmed_ns, replayed.half_ns or 0.0, replayed.key)
     glue, _ = timed.framework(graph, stored, conditions.threads)
     points = curve(
         graph,
@@ -157,6 +179,8 @@ def of(
     except GraphError as error:
         best = str(error)
     problems += stored.problems[:3]
+    if run is None and stored.environment.processor_note:
+        problems.append(stored.environment.processor_note)
     return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from xsp.bound import totals
 from xsp.bound.join import Join
 from xsp.bound.totals import Coverage, Figure, Total
+from xsp.device import devices
 from xsp.graph.node import Graph
 from xsp.texts import ns_text
 
@@ -109,9 +110,6 @@ _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
 
 WORTH_A_CAPTURE = 1.05
 """Measured step ÷ work of the device, below which a capture gives nothing worth its trouble."""
-
-CAPTURES = dict.fromkeys(("cuda", "hip"), ' (CUDA graphs, torch.compile(mode="reduce-overhead"))')
-"""Kind of a device → how a program captures its steps."""
 
 Figures = Sequence[Figure | None]
 
@@ -218,7 +216,7 @@ class Bound:
             largest = max(self.differences, key=lambda difference: difference.ns)
             most = f"; the largest difference is {largest.name}, {ns_text(largest.ns)}"
             return f"the device limits: {what} {ns_text(work_ns)} of {ns_text(step_ns)}{most}"
-        how, times = CAPTURES.get(str(self.settings.get("device_kind")), ""), step_ns / work_ns
+        how, times = devices.captured_by(str(self.settings.get("device_kind"))), step_ns / work_ns
         if issue_ns > work_ns:
             needs = f"it takes {ns_text(issue_ns)} to issue the step, and {what} {ns_text(work_ns)}"
             return f"the host limits: {needs}; capture it{how}: up to {times:.1f} times as fast"

@@ -14,14 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xsp import processes
+from xsp.bench.plan import default_threads
 from xsp.bound import ceiling as roof
-from xsp.bound import experts, polynomials, timed, totals
+from xsp.bound import experts, polynomials, targets, timed, totals
 from xsp.bound.experts import Active
 from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.bound.totals import MIN_COVERAGE, Coverage, Figure
-from xsp.device import ceilings
+from xsp.device import devices
 from xsp.device.ceilings import Ceiling
+from xsp.device.contract import Device
 from xsp.errors import UsageError
 from xsp.graph import sources as graphs
 from xsp.graph import work
@@ -167,7 +168,8 @@ def of(
         batch: sequences in a step.
         fill: seconds to spend on missing timings; default: none are taken.
         measure: seconds to spend on measuring whole steps at these lengths, in turns; default: none are measured.
-        device: use the published peak rates of this device instead of those of this machine, without timings.
+        device: a device of this machine (`cuda:0`), with its timings and peak rates; or a product, with its published
+            peak rates and the timings of it in the folder; default: the processor.
         timings: open timings, or their folder; default: the folder of this user.
         like: hash of an environment whose timings are used where this one has none.
         threads: threads of a step; default: all cores.
@@ -183,23 +185,25 @@ def of(
         BenchError: timings cannot be read or taken.
     """
     timed_lengths = spaced_lengths(lengths)
-    if device is not None and (fill is not None or measure is not None or like is not None):
+    is_product = device is not None and not devices.is_id(device)
+    if is_product and (fill is not None or measure is not None or like is not None):
         raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
     if not (math.isfinite(skew) and skew >= 0):
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
     if measure is not None and not isinstance(source, str):
         raise UsageError("whole steps are measured only for a model by name: omit `measure`")
-    quoted = ceilings.ceiling_by_user_name(device) if device is not None else None
-    stored = (
-        None if device is not None else timed.open_timings(timings, like)
-    )  # both are refused before graphs are captured
+    # both are refused before graphs are captured
+    target = targets.of(device, timings, like, is_filled=fill is not None)
+    stored = timed.open_timings(timings, like) if target.is_processor else target.stored
+    if not target.is_processor and (measure is not None or threads is not None):
+        raise UsageError(f"--measure and --threads are of the processor: omit them, or --device {device}")
     decode_graphs = _capture_lengths(source, DECODE, timed_lengths, batch, seed)
     prefill_graphs = _capture_prefill(source, timed_lengths, batch, seed)
-    thread_count = threads or processes.cores()
-    ceiling = quoted if quoted is not None else roof.of_machine(fill is not None)
+    thread_count = threads or default_threads(None if stored is None else stored.environment)
+    ceiling = target.quoted or roof.of_machine(fill is not None, device=target.device)
     all_graphs = [*decode_graphs.values(), *(prefill_graphs.values() if not isinstance(prefill_graphs, str) else ())]
     if stored is not None and fill is not None:
-        _fill(all_graphs, stored, thread_count, fill, progress)
+        _fill(all_graphs, stored, thread_count, fill, progress, target.device)
     measured: Mapping[tuple[str, int], MeasuredStep] = {}
     if measure is not None:
         from xsp.bound import steps
@@ -221,12 +225,23 @@ def of(
         threads=thread_count,
         framework=builder.framework(longest)[1],
         skew=skew,
-        settings={"dtype": longest.settings.get("dtype"), "environment": environment, "like": like},
+        settings={
+            "dtype": longest.settings.get("dtype"),
+            "environment": environment,
+            "like": like,
+            **({} if target.is_processor or stored is None else {"device": stored.environment.device_name}),
+        },
         problems=(
             *(f"{problem.where}: {problem.reason}" for problem in longest.problems),
             *(stored.problems[:3] if stored is not None else ()),
+            *_processor_note(stored if device is None else None),
         ),
     )
+
+
+def _processor_note(stored: Timings | None) -> tuple[str, ...]:
+    note = "" if stored is None else stored.environment.processor_note
+    return (note,) if note else ()
 
 
 def spaced_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -262,18 +277,20 @@ def _capture_prefill(source: Any, lengths: Sequence[int], batch: int, seed: int)
     return {lengths[0]: longer, **_capture_lengths(source, PREFILL, lengths[1:], batch, seed)}
 
 
-def _fill(targets: Sequence[Graph], stored: Timings, threads: int, seconds: float, progress: Progress) -> None:
+def _fill(
+    captured: Sequence[Graph], stored: Timings, threads: int, seconds: float, progress: Progress, device: Device | None
+) -> None:
     """Time the missing calls of all lengths; calls that several lengths share are the most useful and come first."""
     from xsp import bench
     from xsp.bench.plan import missing, overheads
 
     counts: dict[str, tuple[Any, int]] = {}
-    for graph in targets:
-        for spec, count in bench.specs(graph, threads=threads):
+    for graph in captured:
+        for spec, count in bench.specs(graph, threads=threads, environment=stored.environment):
             counts[spec.key] = (spec, count + counts.get(spec.key, (spec, 0))[1])
-    pairs = [*counts.values(), *((spec, 1) for spec in overheads(threads))]
+    pairs = [*counts.values(), *((spec, 1) for spec in (overheads(threads) if device is None else ()))]
     if missing(pairs, stored):
-        bench.fill(pairs, stored, seconds, progress)
+        bench.fill(pairs, stored, seconds, progress, device=device)
 
 
 @dataclass(frozen=True)

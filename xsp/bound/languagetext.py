@@ -35,7 +35,9 @@ def page(language: Language, source: str, command: str = "") -> str:
 def _conditions(language: Language) -> str:
     """Return the model and the conditions of its figures."""
     conditions = [language.name, f"batch {language.batch}", str(language.settings.get("dtype") or "type unknown")]
-    if language.settings.get("environment"):
+    if language.settings.get("device"):
+        conditions.append(f"timings of {language.settings['device']}")
+    elif language.settings.get("environment"):
         conditions.append(f"{language.threads} thread{'s' * (language.threads > 1)}")
     if not isinstance(language.ceilings, str):
         conditions.append(f"ceilings of {language.ceilings.name}")
@@ -146,7 +148,7 @@ def _next(language: Language, source: str, command: str) -> str:
         return f"xsp bound {shlex.quote(source)} {command} --fill 60s, on the device"
     if any(not point.coverage.is_complete for point in points):
         return f"{base} --fill 60s"
-    if any(point.measured is None for point in points):
+    if any(point.measured is None for point in points) and not language.settings.get("device"):
         return f"{base} --measure 30s"
     return f"{base} --html curves.html"
 

@@ -298,6 +298,11 @@ def no_shapes(trace: Trace | None) -> str:
     )
 
 
+def is_of_device(trace: Trace | None) -> bool:
+    """Return whether the calls of a trace did their work on a device."""
+    return trace is not None and has_device_work(trace)
+
+
 def is_foreign(trace: Trace | None) -> bool:
     """Return whether a trace is from a device or another processor, for which there are no timings here."""
     if trace is None:

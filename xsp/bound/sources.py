@@ -20,7 +20,7 @@ from xsp.bound import join as joining
 from xsp.bound.ladder import NAMES, Bound, Hole, Rung
 from xsp.bound.targets import Target
 from xsp.bound.totals import Coverage, Figure, Total
-from xsp.device import ceilings, machine
+from xsp.device import ceilings, devices, machine
 from xsp.device.ceilings import Ceiling
 from xsp.device.contract import Device
 from xsp.errors import AnalysisError, GraphError, UsageError
@@ -305,9 +305,9 @@ def _add_timings(
     if stored.environment.device is not None:
         kind = stored.environment.device.get("kind")
         parts.settings |= {"device": stored.environment.device_name, "device_kind": kind}
-        if kind == "cuda":
-            # torch's default; a matrix product uses them only if the program asks for it
-            parts.settings["convolutions"] = "tf32"
+        if (precision := devices.convolution_precision(str(kind))) is not None:
+            # torch's default; a matrix product uses tensor cores only if the program asks for it
+            parts.settings["convolutions"] = precision
         states = {spec.state for spec in specs}
         if states == {CacheState.WARM} and effective_state(graph, CacheState.CHAIN, stored.environment) not in states:
             parts.problems.append("timings: with warm caches, because none was taken with the caches of a step")

@@ -16,7 +16,7 @@ from xsp.bound import timed
 from xsp.device import ceilings, devices
 from xsp.device.ceilings import Ceiling
 from xsp.device.contract import Device
-from xsp.errors import UsageError
+from xsp.errors import AnalysisError, UsageError
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -40,7 +40,7 @@ class Target:
     @property
     def is_processor(self) -> bool:
         """Whether the bound is of this processor, or of what a trace ran on."""
-        return self.device is None and self.quoted is None
+        return self.device is None and self.quoted is None and self.stored is None
 
     def check(self, trace: Trace | None, on_device: bool) -> None:
         """Refuse a trace of another device than that of the timings.
@@ -100,6 +100,23 @@ def of(
         raise UsageError(f"--device {name} selects the timings of that product: omit --like")
     quoted = ceilings.ceiling_by_user_name(name)
     stored, notes = _of_product(name, timed.open_timings(timings, None))
+    return Target(None, quoted, stored, notes)
+
+
+def of_stored(name: str, timings: Timings | Path | str | None) -> Target:
+    """Return a product with the timings of it that a folder holds; the processor's target if it holds none.
+
+    Args:
+        name: name of a product, as a run has it.
+        timings: open timings, or their folder.
+    """
+    stored, notes = _of_product(name, timed.open_timings(timings, None))
+    if stored is None:
+        return Target()
+    try:
+        quoted = ceilings.ceiling_by_user_name(name)
+    except AnalysisError:  # a product without published peak rates
+        quoted = None
     return Target(None, quoted, stored, notes)
 
 

@@ -72,9 +72,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
         cores: cores of the machine: `best` uses timings with at most this number of threads.
     """
     runtime = runtime_of(graph)
-    specs, state = specs_of(graph, threads), effective_state(graph, CacheState.CHAIN)
-    if timings.environment.device is not None:
-        specs, state = _on_device(graph, timings)
+    specs, state = specs_in(graph, timings, threads)
     timings_by_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
     as_run: list[Figure | None] = []
     best: list[Figure | None] = []
@@ -113,9 +111,19 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
     )
 
 
-def _on_device(graph: Graph, timings: Timings) -> tuple[list[Spec | None], CacheState]:
-    """Return the spec of each node for an accelerator: as in a step or, if none was timed so, with warm caches."""
+def specs_in(graph: Graph, timings: Timings, threads: int) -> tuple[list[Spec | None], CacheState]:
+    """Return the spec of each node as the timings of a device have it, and the state of the caches.
+
+    That state is that of a step; on an accelerator, if no call was timed so, warm caches.
+
+    Args:
+        graph: any graph.
+        timings: timings of the processor or of an accelerator.
+        threads: threads of a step on the processor.
+    """
     state = effective_state(graph, CacheState.CHAIN, timings.environment)
+    if timings.environment.device is None:
+        return specs_of(graph, threads, state), state
     for tried in (state, CacheState.WARM):
         specs = specs_of(graph, default_threads(timings.environment), tried)
         if any(spec is not None and timings.get(spec.key) is not None for spec in specs):

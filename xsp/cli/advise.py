@@ -11,6 +11,7 @@ examples:
   xsp advise runs/demo --same-numbers               only what does not change results
   xsp advise trace.json.gz                          another profiler's trace
   xsp advise torchvision:resnet50                   a model, only from timings
+  xsp advise torchvision:resnet50 --device cuda:0 --fill 60s    on a GPU of this machine
   xsp advise runs/demo --format json --limit 3
   xsp advise runs/demo --try 3                      try the best three here, in turns
   xsp advise runs/train --try 3 --program 'python train.py --steps 50'
@@ -67,7 +68,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
-    parser.add_argument("--device", metavar="NAME", help="peak rates of this device (H100, MI300X), for a device trace")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="where single calls are timed: a device here, cuda:0; or a product, H100: its peak rates, imported "
+        "timings (default: that of the run; of a model, cpu)",
+    )
     trials = parser.add_argument_group("trials: the program without and with a change, in turns")
     trials.add_argument(
         "--try", type=int, dest="tries", metavar="N", help="try the best N pieces that need no change of the code"

@@ -239,11 +239,12 @@ def _curve(args: argparse.Namespace) -> int:
     from xsp.bound import curves, curvetext
     from xsp.report import html
 
-    if args.device is not None or args.construct is not None or args.partial:
-        raise UsageError("--curve uses blocks of all sizes, timed here: omit --device, --construct and --partial")
+    if args.construct is not None or args.partial:
+        raise UsageError("--curve uses blocks of all sizes: omit --construct and --partial")
     with progress.progress_bar(quiet=args.fill is None) as show:
         curve = curves.of(
             options.one_subject(args.sources),
+            device=args.device,
             progress=show,
             **_step_options(args),
         )
@@ -292,10 +293,7 @@ def _language(args: argparse.Namespace) -> int:
     if args.format == "json":
         progress.write(json.dumps(languagetext.as_json(result), indent=2) + "\n")
     else:
-        # what is timed here has no quoted peak rates
-        progress.echo(
-            languagetext.page(
-                result, args.source, _repeated_options(args, [n for n in _REPEATED_OPTIONS if n != "device"])
-            )
-        )
+        # what is timed on the processor has no quoted peak rates
+        names = [name for name in _REPEATED_OPTIONS if name != "device" or result.settings.get("device")]
+        progress.echo(languagetext.page(result, args.source, _repeated_options(args, names)))
     return 0

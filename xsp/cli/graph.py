@@ -119,7 +119,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the graph, and show or write it."""
+    from xsp.device import devices
     from xsp.graph import corpus
+    from xsp.graph.node import Source
 
     args.source = args.sources[0] if args.sources else None
     if (args.all is None) == (args.source is None):
@@ -142,6 +144,9 @@ def run(args: argparse.Namespace) -> int:
         sections.check(args.section)
     options.check_writable(args.save, args.html, args.dot)
     graph = _graph(args, options.one_subject(args.sources), compared_source=args.compare, method=args.by)
+    if args.device is None and graph.source is Source.CAPTURED and (here := devices.accelerators()):
+        names = ", ".join(dict.fromkeys(device.name for device in here))
+        progress.warn(f"xsp: the operators are those of the processor, not of {names}: --device {here[0].kind}")
     if args.rewrite:
         return _show_rewrite(args, graph)
     if args.save is not None:

@@ -1,4 +1,4 @@
-"""Predict how long a training step takes on N data-parallel ranks, from a run or a trace of one rank.
+"""Predict how long a training step takes on N data-parallel ranks, from a run or a trace of one rank, or a model.
 
 The step becomes tasks on resources: input, forward and backward of each layer, buckets of gradients, their collectives
 over a link, the update. They are simulated for each number of ranks, with the same batch on each. The sources of all
@@ -17,6 +17,8 @@ examples:
   xsp predict runs/train --ranks 8 --link pcie4 --chakra step8    for simulators that read Chakra
   xsp predict runs/train --ranks 64 --link nvlink4 --what-if link=ethernet-25g --what-if 'compress=2 bucket=50MiB'
   xsp predict runs/train --ranks 1 --format json
+  xsp predict torchvision:resnet50 --device cuda:0 --fill 60s --batch 32 --link nvlink4    without a run
+  xsp predict torchvision:resnet50 --device H200 --link nvlink4    from imported timings of xsp bench
   xsp predict fit table.csv                                    from many configurations
   xsp predict at batch=64 threads=2                            a configuration that was not recorded
   xsp predict next                                             which configuration to record next
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
+from xsp.cli.bound import seconds
 from xsp.errors import UsageError
 from xsp.texts import parse_bytes
 
@@ -140,7 +143,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="+",
         metavar="RUN",
-        help="a run of a training program, or a trace that xsp imports; a folder or files with a trace per rank",
+        help="a run of a training program, or a trace that xsp imports; a folder or files with a trace per rank; or a "
+        "model, torchvision:NAME",
     )
     parser.add_argument(
         "--ranks", type=ranks, default=(1, 2, 4, 8), metavar="N,N", help="numbers of ranks (default: 1,2,4,8)"
@@ -153,6 +157,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "collectives`; required for more than one rank",
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: that of xsp bench)")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="of a model: where its calls are timed, as in xsp advise (default: cpu)",
+    )
+    parser.add_argument(
+        "--fill", type=seconds, metavar="TIME", help="of a model: first time missing calls, for at most this long: 60s"
+    )
     parser.add_argument(
         "--algorithm",
         default="auto",
@@ -224,7 +236,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict the step, and print the prediction."""
-    from xsp.predict import chakra, collectives, measured, recorded, scaling, text
+    from xsp.predict import chakra, collectives, measured, scaling, text
 
     if args.link is None and max(args.ranks) > 1:
         raise UsageError(
@@ -236,9 +248,7 @@ def run(args: argparse.Namespace) -> int:
             collectives.link(link)  # refused before the run is loaded
     if args.chakra is not None:
         chakra.check(args.chakra, max(args.ranks))
-    trace = recorded.load_trace(args.run[0] if len(args.run) == 1 else args.run, args.kind)
-    original = recorded.of(trace, args.gradients)
-    machine = trace.run.machine
+    original, machine = _original(args)
     step, job = _configure(args, original, machine)
     variants = [(name, argparse.Namespace(**{**vars(args), **changes})) for name, changes in args.what_if]
     what_ifs = [scaling.WhatIf(name, *_configure(variant, original, machine)) for name, variant in variants]
@@ -252,6 +262,34 @@ def run(args: argparse.Namespace) -> int:
     else:
         progress.echo(text.page(prediction))
     return 0
+
+
+def _original(args: argparse.Namespace) -> tuple[RecordedStep, Machine]:
+    """Return the step to start from: that of a run or, of a model, from timings; and the machine of the link.
+
+    Raises:
+        UsageError: an option belongs to the other kind of source.
+    """
+    from xsp.predict import recorded, timedstep
+
+    if not (len(args.run) == 1 and timedstep.is_model(args.run[0])):
+        wrong = [f"--{name}" for name in ("device", "fill") if getattr(args, name) is not None]
+        if wrong:
+            raise UsageError(f"{' and '.join(wrong)}: for a model; a run has the times of its device: omit it")
+        trace = recorded.load_trace(args.run[0] if len(args.run) == 1 else args.run, args.kind)
+        return recorded.of(trace, args.gradients), trace.run.machine
+    wrong = [f"--{name}" for name in ("kind", "gradients") if getattr(args, name) is not None]
+    if wrong:
+        raise UsageError(f"{' and '.join(wrong)}: for a run or a trace, not for a model: omit it")
+    from xsp.device import machine
+    from xsp.run import Machine
+
+    with progress.progress_bar(quiet=args.fill is None) as show:
+        step = timedstep.of(
+            args.run[0], device=args.device, timings=args.timings, fill=args.fill, batch=args.batch, progress=show
+        )
+    args.batch = None  # it is that of the timings
+    return step, Machine.of(machine.describe())
 
 
 def _configure(args: argparse.Namespace, original: RecordedStep, machine: Machine) -> tuple[RecordedStep, Job]:

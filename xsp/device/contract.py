@@ -75,6 +75,12 @@ class Device(ABC):
 
     most_rotated_bytes: ClassVar[int] = 1 << 30
 
+    convolution_precision: ClassVar[str | None] = None
+    """Precision of convolutions of float32 by torch's default, `tf32`; None for that of their inputs."""
+
+    captured_by: ClassVar[str] = ""
+    """How a program captures its steps to replay them; empty if it cannot, or that is not known."""
+
     def __init__(self, index: int = 0) -> None:
         self.index = index
 

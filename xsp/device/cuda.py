@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from xsp.device import machine, processor
 from xsp.device.contract import Accelerator, Fault
@@ -43,6 +43,8 @@ class Cuda(Accelerator):
 
     kind = "cuda"
     most_rotated_bytes = 1 << 28
+    convolution_precision: ClassVar[str | None] = "tf32"
+    captured_by = 'CUDA graphs, torch.compile(mode="reduce-overhead")'
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -257,6 +259,7 @@ class Hip(Cuda):
     """A GPU of AMD, which torch calls by the names of CUDA."""
 
     kind = "hip"
+    convolution_precision = None
 
 
 def software() -> dict[str, Any]:

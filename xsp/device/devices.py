@@ -57,6 +57,28 @@ def present() -> list[Device]:
     return found
 
 
+def accelerators() -> list[Device]:
+    """Return the devices of this machine beside the processor."""
+    return [device for device in present() if not device.is_host]
+
+
+def captured_by(kind: str) -> str:
+    """Return how a program captures its steps on a kind of device, in brackets; empty if that is not known."""
+    try:
+        how = _class(kind).captured_by if is_id(kind) else ""
+    except PluginError:
+        return ""
+    return f" ({how})" if how else ""
+
+
+def convolution_precision(kind: str) -> str | None:
+    """Return in which precision torch computes convolutions of float32 on a device by default; None for float32."""
+    try:
+        return _class(kind).convolution_precision if is_id(kind) else None
+    except PluginError:
+        return None
+
+
 def _class(kind: str) -> type[Device]:
     made: type[Device] = plugins.load(GROUP, kind)
     missing = getattr(made, "__abstractmethods__", None)

@@ -30,6 +30,13 @@ MATRIX = ("gemm", "convolution", "attention")
 WITHOUT_PRODUCTS = (COMMUNICATION, "normalisation", "elementwise", "reduction", "copy", "triton")
 """Classes without matrix products: `triton` is Inductor's fusions, since its product templates are classed as such."""
 
+TO_HOST = r"(?i)dtoh|device\s*(to|->)\s*(host|pageable|pinned)"
+TO_DEVICE = r"(?i)htod|(host|pageable|pinned)\s*(to|->)\s*device"
+"""Patterns for the names of copies from a device to the host and back, as profilers of NVIDIA and AMD write them."""
+
+DOUBLE = r"(?i)dgemm|dgemv|f64|fp64|double|dmma"
+"""Pattern for the names of kernels that compute in double precision."""
+
 CLASSES = (COMMUNICATION, *MATRIX, "normalisation", "elementwise", "reduction", "copy", "triton", "other")
 
 Rules = tuple[tuple[str, str], ...]

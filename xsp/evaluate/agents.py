@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from xsp import processes
 from xsp.device import machine
 from xsp.errors import ManifestError
+from xsp.evaluate import hardware as requested
 from xsp.evaluate.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
@@ -140,7 +141,7 @@ def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, de
         cpu=machine.cpu_model() or "",
         cores=processes.cores(),
         memory_gib=_memory_gib(),
-        gpus=_gpus() if devices else (),
+        gpus=requested.accelerators() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
         packages={package: version for package in PACKAGES if (version := version_of(package)) is not None},
@@ -215,7 +216,7 @@ def _unmet_hardware(manifest: Manifest, facts: Facts) -> list[str]:
     if (
         hardware.cpu
         and hardware.cpu.lower() not in ("any", facts.architecture.lower())
-        and not _matches(hardware.cpu, facts.cpu)
+        and not requested.matches(hardware.cpu, facts.cpu)
     ):
         unmet.append(f"a processor {hardware.cpu!r} is required, it has {facts.cpu}")
     if hardware.cores is not None and hardware.cores > facts.cores:
@@ -223,7 +224,7 @@ def _unmet_hardware(manifest: Manifest, facts: Facts) -> list[str]:
     gpu = hardware.gpu.lower()
     if gpu == "any" and not facts.gpus:
         unmet.append("a GPU is required, it has none")
-    elif gpu not in ("", "any", "none") and not any(_matches(hardware.gpu, device) for device in facts.gpus):
+    elif gpu not in ("", "any", "none") and not any(requested.matches(hardware.gpu, device) for device in facts.gpus):
         unmet.append(f"a GPU {hardware.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
     needed_gib = hardware.memory_gib if hardware.memory_gib is not None else _parse_gib(hardware.memory)
     if needed_gib is not None and (facts.memory_gib is None or needed_gib > facts.memory_gib):
@@ -309,10 +310,6 @@ def _package_name(name: str) -> str:
     return FRAMEWORKS.get(plain, plain)
 
 
-def _matches(pattern: str, text: str) -> bool:
-    return all(word in text.lower() for word in pattern.lower().split())
-
-
 def _architecture_name(name: str) -> str:
     return {"amd64": "x86_64", "x86-64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
 
@@ -330,12 +327,3 @@ def _memory_gib() -> float | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def _gpus() -> tuple[str, ...]:
-    try:
-        import torch
-    except ImportError:
-        return ()
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(torch.cuda.get_device_properties(index).name for index in range(count))

@@ -41,7 +41,7 @@ def of_report(
         source,
         statements=[
             *([_of_step(report, cited)] if report.step is not None else []),
-            *(statement(text, {}, NONE, "advice") for text in report.ideal),
+            *(statement(text, {}, NONE, "advice") for text in (report.note, *report.ideal) if text),
             *([_of_plan(report)] if report.combined_gain is not None else []),
         ],
         step=None if report.step is None else _step(report.step),

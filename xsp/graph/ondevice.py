@@ -121,7 +121,7 @@ _NVIDIA: Mapping[Any, Callable[..., tuple[str, Any] | None]] = {
 
 FUNCTIONS: Mapping[str, Mapping[Any, Callable[..., tuple[str, Any] | None]]] = {
     "cuda": _NVIDIA,
-    # MIOpen has a batch norm of its own, whose conditions are not known here
+    # a trace of an MI300X has native_batch_norm; MIOpen has one of its own, whose conditions are not known here
     "hip": {function: found for function, found in _NVIDIA.items() if found is not _batch_norm},
 }
 """Kind of a device → function of torch → what the device takes for it."""

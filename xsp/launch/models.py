@@ -12,6 +12,7 @@ from typing import Any
 from xsp import modelname, models, plugins, rundir, scrub
 from xsp.collector import Kernels
 from xsp.counters import secondrun
+from xsp.device import devices
 from xsp.errors import PluginError, UsageError
 from xsp.launch import children
 from xsp.record import output
@@ -146,12 +147,9 @@ def set_library_variables(kernels: str = Kernels.KINETO.value) -> None:
 
 
 def default_device() -> str:
-    """Return `cuda` if torch is installed and finds a device, else `cpu`."""
-    try:
-        import torch
-    except ImportError:
-        return "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Return what torch calls the first kind of accelerator that is here, `cuda`; else `cpu`."""
+    device = next(iter(devices.accelerators()), None)
+    return "cpu" if device is None else device.torch_name.partition(":")[0]
 
 
 def show_no_progress(label: str, done: int, total: int) -> None:

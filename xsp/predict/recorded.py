@@ -75,6 +75,9 @@ class RecordedStep:
     page_faults: float = 0.0
     """Seconds of the step that page faults take; 0 if they were not counted."""
 
+    origin: str = "recorded"
+    """Where the step is from, in words."""
+
     def of_batch(self, batch: int) -> RecordedStep:
         """Return the step with another number of samples, as if a sample took the same time in any batch.
 

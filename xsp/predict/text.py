@@ -198,7 +198,7 @@ def section(scaling: Scaling, has_charts: bool = True) -> Section:
     on_largest = f"on {_count(points[-1].ranks, 'rank')}"
     step_columns = ("step_ms", "from_ms", "to_ms", "samples/s")
     parts: list[sections.Part] = [
-        Text(f"{recorded.name}: {step_text}, recorded on {count}{samples}"),
+        Text(f"{recorded.name}: {step_text}, {recorded.origin} on {count}{samples}"),
         Text(f"link: {scaling.job.link.description}"),
         Text(f"job: {_job(scaling)}"),
         Table(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from xsp.advise import Advice, AdviceContext, Interval
-from xsp.bound import totals
+from xsp.bound import recordedcalls, totals
 from xsp.bound.ladder import Bound, Rung
 from xsp.bound.totals import Figure
 from xsp.graph.attention import SOFTMAX
@@ -126,7 +126,10 @@ def advice(context: AdviceContext, least_percent: float) -> Iterator[Advice]:
         )
         gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).limit(total_ns / 1e6)
         where = places_of(graph, nodes, figures, _spans(bound))
-        yield Advice("fusion", text + times, where, gain, True, 100 * ns / total_ns, why, remedy, None, trial)
+        yield Advice(
+            "fusion", text + times, where, gain, True, 100 * ns / total_ns, why, remedy, None, trial,
+            side="device" if recordedcalls.is_of_device(context.trace) else "host",
+        )  # fmt: skip
 
 
 def _spans(bound: Bound) -> tuple[str, ...]:

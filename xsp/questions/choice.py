@@ -8,7 +8,7 @@ results within rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from xsp.advise import Advice, AdviceContext, Interval, Needs, question
@@ -17,6 +17,7 @@ from xsp.questions import layouts
 from xsp.questions.timedcalls import TimedGraph, VariantDifference, difference, milliseconds
 
 ONEDNN_OFF = "onednn-off"
+CUDNN_BENCHMARK = "cudnn-benchmark"
 ONEDNN_FROM = 20480
 """Number of elements of an image above which torch always uses oneDNN for its convolution."""
 
@@ -24,7 +25,10 @@ ONEDNN_OP = "aten::mkldnn_convolution"
 NATIVE_OPS = ("aten::_slow_conv2d_forward", "aten::thnn_conv2d", "aten::_conv_depthwise2d", "aten::slow_conv3d_forward")
 """Operators that torch calls for a convolution on a processor without oneDNN."""
 
-BACKENDS = {"attention-math": ("MATH", "sdpa=math"), "attention-flash": ("FLASH_ATTENTION", "sdpa=flash")}
+BACKENDS: Mapping[str, tuple[str, str | None]] = {
+    "attention-math": ("MATH", "sdpa=math"), "attention-flash": ("FLASH_ATTENTION", "sdpa=flash"),
+    "attention-efficient": ("EFFICIENT_ATTENTION", None),
+}  # fmt: skip
 """Variant → name of the back end, and of the trial that selects it."""
 
 LEAST_MIXED_SHARE = 0.03
@@ -49,7 +53,8 @@ class Setting:
 
 @question("choice", "Does each call use the best installed algorithm and layout?", number="Q3", needs=Needs.BOUND)
 def choice(context: AdviceContext) -> Iterator[Advice]:
-    """Layout of images, oneDNN, and back end of attention: calls timed each way, and added up over the graph."""
+    """Layout of images, oneDNN or cuDNN's algorithms, and back end of attention: calls timed each way, and added up
+    over the graph."""
     timed_graph: TimedGraph = context.part("timed-graph")
     yield from pieces(timed_graph)
 
@@ -60,6 +65,7 @@ def pieces(timed_graph: TimedGraph) -> Iterator[Advice]:
     yield from _onednn(timed_graph, convolutions)
     yield from _layouts(timed_graph)
     yield from _attention(timed_graph)
+    yield from _convolution_algorithms(timed_graph)
 
 
 def setting(
@@ -191,7 +197,7 @@ def _plan_advice(timed_graph: TimedGraph, plan: layouts.Plan, text: str, remedy:
         for node in plan.changed
     }
     why = [
-        f"{len(plan.changed)} calls timed in both layouts, {timed_graph.reference} threads",
+        f"{len(plan.changed)} calls timed in both layouts, {timed_graph.conditions}",
         f"{plan.conversions} conversions are subtracted, {plan.conversion_ns / 1e6:.3g} ms",
     ]
     if plan.untimed_count:
@@ -199,7 +205,7 @@ def _plan_advice(timed_graph: TimedGraph, plan: layouts.Plan, text: str, remedy:
     gain, percent = timed_graph.gain(plan.gain, plan.changed)
     return Advice(
         "choice", text, timed_graph.places(gains), gain, False, percent, tuple(why), remedy,
-        trial=trial, by_call=milliseconds(gains), once_ms=plan.conversion_ns / 1e6,
+        trial=trial, by_call=milliseconds(gains), once_ms=plan.conversion_ns / 1e6, side=timed_graph.side,
     )  # fmt: skip
 
 
@@ -229,15 +235,27 @@ def _attention(timed_graph: TimedGraph) -> Iterator[Advice]:
         )
 
 
+def _convolution_algorithms(timed_graph: TimedGraph) -> Iterator[Advice]:
+    change = setting(timed_graph, AS_RUN, CUDNN_BENCHMARK)
+    if change is not None and change.gain.is_gain:
+        yield _advice(
+            timed_graph,
+            change,
+            f"{len(change.nodes)} convolutions are faster with the algorithms that cuDNN finds by timing",
+            "torch.backends.cudnn.benchmark = True",
+            "cudnn_benchmark",
+        )
+
+
 def _advice(timed_graph: TimedGraph, change: Setting, text: str, remedy: str, trial: str | None) -> Advice:
     gain, percent = timed_graph.gain(change.gain, change.nodes)
     why = [
         f"{len(change.nodes)} calls in isolation: {change.before_ns / 1e6:.3g} ms now, {change.after_ns / 1e6:.3g} ms "
-        f"with the change, {timed_graph.reference} threads"
+        f"with the change, {timed_graph.conditions}"
     ]
     if change.missing_count:
         why.append(f"{change.missing_count} calls are not timed both ways, and keep their time")
     return Advice(
         "choice", text, timed_graph.places(change.gains), gain, False, percent, tuple(why), remedy,
-        trial=trial, by_call=milliseconds(change.gains),
+        trial=trial, by_call=milliseconds(change.gains), side=timed_graph.side,
     )  # fmt: skip

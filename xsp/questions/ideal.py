@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from xsp.advise import AdviceContext, provides
-from xsp.bound import recordedcalls
 from xsp.bound.ladder import NAMES, Bound, Rung
 from xsp.errors import AnalysisError
+from xsp.questions.target import reason_without_timings
 from xsp.texts import ns_text, share_text
 
 MOST_NAMED = 3
@@ -27,11 +27,11 @@ def ideal(context: AdviceContext) -> tuple[str, ...]:
     """Return lines on how far the step is from the best installed kernels, and where the time is lost.
 
     Raises:
-        AnalysisError: the step ran on another device.
+        AnalysisError: the calls of the device of the step are not timed.
         XspError: there is no bound.
     """
-    if context.settings.get("device") is not None or recordedcalls.is_foreign(context.trace):
-        raise AnalysisError("the step ran on another device, for which there are no timings here")
+    if (reason := reason_without_timings(context)) is not None:
+        raise AnalysisError(reason)
     return tuple(lines(context.bound))
 
 
@@ -46,7 +46,8 @@ def lines(bound: Bound) -> Iterator[str]:
     ceiling = rungs[Rung.CEILING]
     fused = rungs[Rung.FUSED]
     limit = "" if fused is None else f", fused {ns_text(fused)}"
-    roof = "" if ceiling is None else f"; at the peak rates of this machine, {ns_text(ceiling)}{limit}"
+    where = bound.settings.get("device") or "this machine"
+    roof = "" if ceiling is None else f"; at the peak rates of {where}, {ns_text(ceiling)}{limit}"
     if "not valid" in bound.absent.get(Rung.CEILING.value, ""):
         roof = "; the step is below the ceilings that were measured here, so measure them again: xsp doctor --measure"
     share = share_text(best / step_ns)

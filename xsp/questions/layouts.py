@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xsp.bench.environment import Environment
 from xsp.bench.plan import effective_state, runtime_of
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
 from xsp.bound import timed
@@ -73,9 +74,9 @@ def node_layout(node: Node) -> int | None:
     return CHANNELS_LAST if CHANNELS_LAST in labels else CONTIGUOUS if labels else None
 
 
-def conversions(graph: Graph, threads: int) -> list[Spec]:
+def conversions(graph: Graph, threads: int, environment: Environment | None = None) -> list[Spec]:
     """Return the specs of conversions of values to the other layout and back: a few shapes for a whole model."""
-    problem = _Problem(graph, threads)
+    problem = _Problem(graph, threads, effective_state(graph, CacheState.CHAIN, environment))
     if not problem.choices:
         return []
     specs = (
@@ -98,7 +99,7 @@ def best(timed_graph: TimedGraph) -> Plan | None:
 
 
 def _best_plan(timed_graph: TimedGraph, forced: int | None) -> Plan | None:
-    problem = _Problem(timed_graph.graph, timed_graph.reference)
+    problem = _Problem(timed_graph.graph, timed_graph.reference, timed_graph.state)
     costs: list[tuple[mincut.Cost, mincut.Cost]] = [(0, 0) for _ in range(problem.count)]
     pairs: dict[int, tuple[Timing, Timing]] = {}
     for number in range(problem.count):
@@ -171,15 +172,15 @@ class _Value:
 class _Problem:
     """The possible layouts of nodes, and the values between nodes. Terminals follow the nodes."""
 
-    def __init__(self, graph: Graph, threads: int) -> None:
+    def __init__(self, graph: Graph, threads: int, state: CacheState) -> None:
         from xsp.bench.variants import VARIANTS as KNOWN
 
         self.graph = graph
-        self._state, self._runtime, self._threads = effective_state(graph, CacheState.CHAIN), runtime_of(graph), threads
+        self._state, self._runtime, self._threads = state, runtime_of(graph), threads
         self.layouts: list[int | None] = [node_layout(node) for node in graph.nodes]
         self.choices: set[int] = set()
         self.neutral: set[int] = set()
-        for number, spec in enumerate(timed.specs_of(graph, threads)):
+        for number, spec in enumerate(timed.specs_of(graph, threads, state)):
             node, layout = graph.nodes[number], self.layouts[number]
             if layout is None or node.call.op.partition("::")[2].rstrip("_") in NEUTRAL_OPS or not node.computes:
                 self.neutral.add(number)

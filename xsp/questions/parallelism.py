@@ -1,9 +1,12 @@
-"""Q2: are the cores used well? The number of threads, and independent branches that run one after the other.
+"""Q2: are the cores, or the device, used well? The number of threads, and branches that run one after the other.
 
 A number of threads applies to all calls of a process, so its gain is that of all calls together, including small calls
 that become slower. For branches, the gain is that of a feasible schedule, not that of unlimited cores: each call has
 one thread, as many calls run at once as there are cores, and `CROSSING_NS` is added wherever a call waits for a call on
 another core. The schedule must beat the best number of threads for one call after the other.
+
+A device runs the calls of one stream one after the other. Branches in several streams gain at most what the longest
+path and the calls that fill the device leave.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xsp.advise import Advice, AdviceContext, Needs, question
+from xsp.advise.advice import CoveredElsewhere
+from xsp.bound.ladder import Rung
+from xsp.bound.totals import Figure
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import EdgeKind, KnownBy, Phase
@@ -24,6 +30,9 @@ LEAST_COVERAGE = 0.5
 
 CROSSING_NS = 50_000.0
 """Approximate nanoseconds for a Python thread to hand work to another thread and to be woken by it."""
+
+FULL_SHARE = 0.25
+"""Least time by the peak rates, as a share of its time, from which a call is taken to fill the device."""
 
 LEAST_SHARE = 0.05
 """Minimum gain of branches as a share of the step: they are more work to write than a setting."""
@@ -46,19 +55,26 @@ class Threads:
 @question("thread-count", "Is the number of threads optimal?", number="Q2", needs=Needs.BOUND)
 def thread_count(context: AdviceContext) -> Iterator[Advice]:
     """All calls with each number of threads up to the number of cores, compared with the step's number of threads."""
-    yield from thread_advice(context.part("timed-graph"))
+    timed_graph: TimedGraph = context.part("timed-graph")
+    if timed_graph.on_device:
+        raise CoveredElsewhere("a device has no number of threads")
+    yield from thread_advice(timed_graph)
 
 
 @question("parallelism", "Do independent branches run at the same time?", number="Q2", needs=Needs.BOUND)
 def parallelism(context: AdviceContext) -> Iterator[Advice]:
-    """A schedule of the graph with one call per core, against one call after the other, and whether calls overlap."""
+    """A schedule of the graph with one call per core, against one call after the other, and whether calls overlap; on
+    a device, the longest path against one stream."""
     timed_graph: TimedGraph = context.part("timed-graph")
     if timed_graph.graph.known_by is KnownBy.ORDER:
         raise AnalysisError(
             "a run has the order of its calls and not their data flow, so independent calls are unknown; "
             "ask about the model: xsp advise path/to/file.py:function"
         )
-    yield from branch_advice(timed_graph)
+    if timed_graph.on_device:
+        yield from stream_advice(timed_graph, context.bound.figures.get(Rung.CEILING.value))
+    else:
+        yield from branch_advice(timed_graph)
 
 
 # --- threads ------------------------------------------------------------------------------------------------
@@ -179,6 +195,48 @@ def branch_advice(timed_graph: TimedGraph) -> Iterator[Advice]:
         percent,
         tuple(why),
         "torch.set_num_threads(1), and torch.jit.fork or a ThreadPoolExecutor that runs the branches at the same time",
+    )
+
+
+def stream_advice(timed_graph: TimedGraph, ceilings: Sequence[Figure | None] | None) -> Iterator[Advice]:
+    """Yield advice on branches of a prediction that are worth several streams of a device: an upper bound.
+
+    Args:
+        timed_graph: the graph with timings of a device.
+        ceilings: least time of each call by the peak rates of the device; None if unknown.
+
+    Raises:
+        AnalysisError: too few calls are timed, or the peak rates of the device are unknown.
+    """
+    graph, nodes = timed_graph.graph, timed_graph.computing
+    if any(node.phase is not Phase.FORWARD for node in graph.computing):
+        return  # a backward pass orders its calls by itself
+    times = {node: timing.trimmed_ns or 0.0 for node in nodes if (timing := timed_graph.timing(node)) is not None}
+    if len(times) < len(nodes) or ceilings is None:
+        raise AnalysisError(f"not all calls are timed, or peak rates are unknown; {FILL_HINT}")
+    used = {node: figure.ns / times[node] if (figure := ceilings[node]) is not None else 1.0 for node in times}
+    total_ns = math.fsum(times.values())
+    full_ns = math.fsum(ns for node, ns in times.items() if used[node] >= FULL_SHARE)
+    weights = [times.get(node, 0.0) for node in range(len(graph.nodes))]
+    path_ns, path = paths.longest(paths.predecessors_of(graph, *EdgeKind), weights)
+    beside = [node for node in times if node not in set(path) and used[node] < FULL_SHARE]
+    gain_ns = total_ns - max(path_ns, full_ns)
+    if not beside or gain_ns < LEAST_SHARE * timed_graph.total_ns:
+        return
+    half_ns = ALLOWANCE * total_ns
+    change = VariantDifference(gain_ns, gain_ns - half_ns, gain_ns)
+    gain, percent = timed_graph.gain(change, nodes)
+    yield Advice(
+        "parallelism",
+        f"{len(beside)} calls that leave most of the device unused run in one stream, beside a path that needs none "
+        "of them",
+        timed_graph.places({node: times[node] for node in beside}),
+        gain,
+        True,
+        percent,
+        (f"calls one after the other {total_ns / 1e6:.3g} ms; their longest path {path_ns / 1e6:.3g} ms",),
+        "run the branches in streams of their own (torch.Stream), inside a captured step",
+        side=timed_graph.side,
     )
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from xsp import bench
@@ -14,13 +14,16 @@ from xsp.advise import Advice, AdviceContext, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
-from xsp.bound import timed, totals
+from xsp.bound import ceiling as roof
+from xsp.bound import recordedcalls, timed, totals
 from xsp.bound.ladder import Bound, Rung
+from xsp.bound.targets import Target
 from xsp.bound.totals import Figure
+from xsp.device.ceilings import Ceiling
 from xsp.graph import rewrite, work
 from xsp.graph.node import Graph
 from xsp.graph.rewrite import RewrittenGraph, RuleChange
-from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES
+from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES, WholeStep
 
 LAYER_NUMBER = re.compile(r"(?<=[.#])\d+")
 """Numbers of layers in module paths: changes of equal layers differ only by them."""
@@ -68,6 +71,15 @@ class Prices:
     spans: tuple[str, ...] = ()
     """Span of each node in the trace; empty if unknown."""
 
+    side: str = "host"
+    """The side of an iteration on which the calls are: `host` or `device`."""
+
+    whole_step: WholeStep | None = None
+    """The step of a model on an accelerator, if it was timed."""
+
+    least_ns: Mapping[int, float] = field(default_factory=dict)
+    """Least times of added nodes by the rates that a device reaches in this step, if they are known."""
+
     def gains(self, rules: Iterable[str]) -> list[Gain]:
         """Return the gains of the changes of some rules, equal changes together, largest first."""
         groups: dict[tuple[str, str, str | None], list[RuleChange]] = defaultdict(list)
@@ -107,7 +119,8 @@ class Prices:
         """Return the least time of the replacement calls, derived from the times of the removed calls.
 
         One call on all samples takes at least as long as that on one sample; attention at least as long as its
-        products; a call with other weights as long as before, and a call in a type of half the size half as long.
+        products; a call with other weights as long as before, and a call in a type of half the size half as long. On a
+        device none takes less than by the largest share of the peak rates that a call of its operator reaches.
         """
         figures = {place: self.before[place] for place in self.rewritten.removed_calls(change)}
         nodes = self.rewritten.original.nodes
@@ -118,7 +131,8 @@ class Prices:
         for place, figure in figures.items():
             longest[nodes[place].call.op] = max(longest[nodes[place].call.op], figure.ns if figure else 0.0)
         ops = [self.rewritten.graph.nodes[place].call.op for place in self.rewritten.added_calls(change)]
-        return share * math.fsum(longest.get(op, 0.0) for op in ops)
+        by_rates = math.fsum(self.least_ns.get(place, 0.0) for place in self.rewritten.added_calls(change))
+        return max(by_rates, share * math.fsum(longest.get(op, 0.0) for op in ops))
 
     def advice(self, question: str, gain: Gain, text: str, remedy: str, trial: str | None = None) -> Advice:
         """Return the piece of advice for a gain."""
@@ -163,9 +177,13 @@ def piece(
     total_ns = prices.total_ns
     if total_ns is not None:
         gain = gain.limit(total_ns / 1e6)
+    if prices.whole_step is not None:
+        gain = gain.limit(prices.whole_step.left_by_host_ns(gain.value * 1e6) / 1e6)
     where = places_of(prices.rewritten.original, nodes, prices.before, prices.spans)
     percent = 100 * gain.value * 1e6 / total_ns if total_ns else 0.0
-    return Advice(question, text, where, gain, at_most, percent, why, remedy, changes_numbers, trial)
+    return Advice(
+        question, text, where, gain, at_most, percent, why, remedy, changes_numbers, trial, side=prices.side
+    )  # fmt: skip
 
 
 def places_of(
@@ -208,23 +226,64 @@ def prices(context: AdviceContext) -> Prices:
     spans: tuple[str, ...] = ()
     if join is not None:
         spans = tuple("" if index is None else join.calls[index].span or "" for index in join.call_of_node)
+    on_device = bool(bound.settings.get("device")) or recordedcalls.is_of_device(context.trace)
     return Prices(
-        rewritten, before, in_place, _added(context, bound, rewritten), step_ns(context, bound, before), spans
+        rewritten, before, in_place, _added(context, bound, rewritten), step_ns(context, bound, before), spans,
+        "device" if on_device else "host", _whole_step(bound) if context.trace is None else None,
+        _by_rates(context, bound, rewritten, before),
+    )  # fmt: skip
+
+
+def _by_rates(
+    context: AdviceContext, bound: Bound, rewritten: RewrittenGraph, before: Sequence[Figure | None]
+) -> dict[int, float]:
+    """Return the least times of calls on a device by the best rates of the step's calls of the same operator.
+
+    A trace does not say which of its products may use TF32: all are taken to.
+    """
+    target: Target = context.part("target")
+    ceiling = target.quoted if target.device is None else target.device.ceiling()
+    if not isinstance(ceiling, Ceiling):
+        return {}
+    nodes = rewritten.graph.nodes
+    may_use_tf32 = [context.trace is not None or "conv" in node.call.op for node in nodes]
+    as_tf32 = [
+        "tf32" if used and "tf32" in ceiling.tensor and roof.precision_of(node) == "fp32" else None
+        for node, used in zip(nodes, may_use_tf32, strict=True)
+    ]
+    figures, _ = roof.figures(rewritten.graph, ceiling, as_tf32)
+    shares: dict[str, float] = defaultdict(float)
+    for node, least, figure in zip(bound.graph.nodes, bound.figures.get(Rung.CEILING.value, ()), before, strict=False):
+        if least is not None and figure is not None and figure.ns:
+            shares[node.call.op] = max(shares[node.call.op], min(1.0, least.ns / figure.ns))
+    return {
+        place: figure.ns / (shares.get(nodes[place].call.op) or 1.0)
+        for place, figure in enumerate(figures)
+        if figure is not None
+    }
+
+
+def _whole_step(bound: Bound) -> WholeStep | None:
+    measured, replayed, as_run = (
+        bound.rungs[rung.value].sequential for rung in (Rung.MEASURED, Rung.REPLAYED, Rung.AS_RUN)
     )
+    issue_ns, device_ns = bound.settings.get("issue_ns"), replayed or as_run
+    return None if not measured or not device_ns or issue_ns is None else WholeStep(measured, issue_ns, device_ns)
 
 
 def _added(context: AdviceContext, bound: Bound, rewritten: RewrittenGraph) -> dict[int, Figure]:
     """Return the timings of added calls; missing ones are taken if there is a budget."""
     threads = bound.settings.get("threads")
+    timings: Timings = context.part("timings")
     places = {place for change in rewritten.changes for place in rewritten.added_calls(change)}
     if threads is None or not places:
         return {}
-    specs = {place: spec for place, spec in enumerate(timed.specs_of(rewritten.graph, threads)) if place in places}
-    timings: Timings = context.part("timings")
+    all_specs, _ = timed.specs_in(rewritten.graph, timings, threads)
+    specs = {place: spec for place, spec in enumerate(all_specs) if place in places}
     seconds = context.settings.get("fill")
     missing = [spec for spec in specs.values() if spec is not None and timings.get(spec.key) is None]
     if seconds and missing:
-        bench.fill(missing, timings, min(float(seconds), MOST_FILL_S))
+        bench.fill(missing, timings, min(float(seconds), MOST_FILL_S), device=context.part("target").device)
     return {place: figure for place, spec in specs.items() if (figure := _figure(timings, spec)) is not None}
 
 

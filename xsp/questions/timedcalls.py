@@ -17,13 +17,17 @@ from typing import Any
 from xsp import bound as bounds
 from xsp.advise import AdviceContext, Interval, Place, provides
 from xsp.advise.advice import MOST_SPANS
-from xsp.bench.spec import AS_RUN, Spec, Timing
+from xsp.bench import steps
+from xsp.bench.plan import default_threads
+from xsp.bench.spec import AS_RUN, CacheState, Spec, Timing
 from xsp.bench.timings import Timings
 from xsp.bound import join, planned, recordedcalls, timed
 from xsp.bound.recordedcalls import RecordedCall
 from xsp.errors import AnalysisError
+from xsp.graph import sources
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
+from xsp.questions.target import reason_if_untimed, reason_without_timings
 from xsp.schema import Level
 
 ALLOWANCE = 0.03
@@ -82,6 +86,24 @@ def milliseconds(gains: Mapping[int, float]) -> dict[int, float]:
 
 
 @dataclass(frozen=True)
+class WholeStep:
+    """A step of a model on an accelerator, timed as a whole, in nanoseconds."""
+
+    ns: float
+    issue_ns: float
+    """Time that the host takes to issue it."""
+
+    device_ns: float
+    """Time of its work: of the replayed step, else the sum of its calls."""
+
+    is_replayed: bool = False
+
+    def left_by_host_ns(self, gain_ns: float) -> float:
+        """Return the most that the step becomes shorter if its work takes so much less: the host issues meanwhile."""
+        return max(0.0, min(gain_ns, self.ns - max(self.issue_ns, self.device_ns - gain_ns)))
+
+
+@dataclass(frozen=True)
 class TimedGraph:
     """A graph with the timings of its calls, and with the corresponding calls in a trace."""
 
@@ -98,10 +120,34 @@ class TimedGraph:
     has_overlap: bool = False
     """Whether calls of different threads ran at the same time in the trace."""
 
-    @cached_property
+    @property
     def specs(self) -> Sequence[Spec | None]:
         """The timing spec of each node; None for nodes that do not compute."""
-        return timed.specs_of(self.graph, self.threads)
+        return self._specs_and_state[0]
+
+    @property
+    def state(self) -> CacheState:
+        """State of the caches of the timings."""
+        return self._specs_and_state[1]
+
+    @cached_property
+    def _specs_and_state(self) -> tuple[Sequence[Spec | None], CacheState]:
+        return timed.specs_in(self.graph, self.timings, self.threads)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the timings are of an accelerator."""
+        return self.timings.environment.device is not None
+
+    @property
+    def side(self) -> str:
+        """The side of an iteration on which the calls are: `host` or `device`."""
+        return "device" if self.on_device else "host"
+
+    @property
+    def conditions(self) -> str:
+        """Where the calls were timed, in words."""
+        return self.timings.environment.device_name if self.on_device else f"{self.reference} threads"
 
     @property
     def reference(self) -> int:
@@ -130,17 +176,33 @@ class TimedGraph:
         from xsp.bench.variants import variant_by_name
 
         spec, definition = self.specs[node], variant_by_name(variant)
-        return spec is not None and definition is not None and definition.may_change(spec)
+        if spec is None or definition is None:
+            return False
+        return definition.is_for(self.timings.environment) and definition.may_change(spec)
 
     @cached_property
     def _timing_cache(self) -> dict[tuple[int, str, int], Timing | None]:
         return {}
 
     @cached_property
+    def whole_step(self) -> WholeStep | None:
+        """The step of a model on an accelerator, if it was timed; None on the processor and for a trace."""
+        timed_steps = steps.of(self.graph, self.timings) if self.on_device and not self.traced_calls else {}
+        waited, replayed = (timed_steps.get(op) for op in (steps.WAITED, steps.REPLAYED))
+        if waited is None or not waited.is_timed:
+            return None
+        calls = [self.timing(node) for node in self.computing]
+        alone_ns = math.fsum(timing.trimmed_ns or 0.0 for timing in calls if timing is not None)
+        replayed_ns = None if replayed is None or not replayed.is_timed else replayed.trimmed_ns
+        return WholeStep(waited.trimmed_ns or 0.0, waited.host_ns or 0.0, replayed_ns or alone_ns, bool(replayed_ns))
+
+    @cached_property
     def total_ns(self) -> float:
         """Time of the step: as measured, else of its calls in the trace, else the sum of timings."""
         if self.step_ms is not None:
             return self.step_ms.value * 1e6
+        if self.whole_step is not None:
+            return self.whole_step.ns
         if self.traced_calls:
             return math.fsum(call.ns for call in self.traced_calls if call is not None)
         timings = [self.timing(node, threads=self.threads) for node in self.computing]
@@ -153,6 +215,8 @@ class TimedGraph:
             calls = [self.traced_calls[node] for node in nodes]
             if all(call is not None for call in calls):
                 limit = min(limit, math.fsum(call.ns for call in calls if call is not None))
+        elif self.whole_step is not None:
+            limit = self.whole_step.left_by_host_ns(change.ns)
         interval = Interval(change.low / 1e6, change.ns / 1e6, change.high / 1e6).limit(limit / 1e6)
         return interval, 100 * interval.value * 1e6 / self.total_ns if self.total_ns else 0.0
 
@@ -210,8 +274,8 @@ def timed_graph(context: AdviceContext) -> TimedGraph:
         AnalysisError: the calls cannot be timed here, or there are no timings.
     """
     trace = context.trace
-    if context.settings.get("device") is not None or recordedcalls.is_foreign(trace):
-        raise AnalysisError("single calls are timed on this processor, and the step ran on another device")
+    if (reason := reason_without_timings(context)) is not None:
+        raise AnalysisError(reason)
     graph = context.graph
     if not timed.can_time_here(graph):
         raise AnalysisError(f"the calls of {graph.name} cannot be run in isolation here, so they have no timings")
@@ -224,20 +288,28 @@ def timed_graph(context: AdviceContext) -> TimedGraph:
         graph,
         context.part("timings"),
         threads_of(context),
-        cores(),
+        cores_of(context),
         calls,
         step.ms if step is not None and step.unit == "step" else None,
         trace is not None and _overlap(context, calls),
     )
     if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
-        raise AnalysisError(f"no call is timed here; {FILL_HINT}")
+        raise AnalysisError(reason_if_untimed(context))
     return basis.require_undisturbed()
 
 
 def threads_of(context: AdviceContext) -> int:
-    """Return the number of threads of the step: from the settings, else from the run, else all cores."""
+    """Return the number of threads of the step: from the settings, else from the run, else all cores; 1 on a device."""
+    stored = context.part("target").stored
+    if stored is not None:
+        return default_threads(stored.environment)
     run_threads = context.trace.run.machine.torch_threads if context.trace is not None else None
     return int(context.settings.get("threads") or run_threads or cores())
+
+
+def cores_of(context: AdviceContext) -> int:
+    """Return the number of cores that calls may be divided among; 1 on a device."""
+    return cores() if context.part("target").stored is None else 1
 
 
 def _traced_calls(context: AdviceContext, graph: Graph) -> tuple[RecordedCall | None, ...]:
@@ -267,18 +339,26 @@ def _overlap(context: AdviceContext, calls: Sequence[RecordedCall | None]) -> bo
 
 @provides("graph")
 def graph(context: AdviceContext) -> Any:
-    """Return the graph of the model that was run or given, else that of the trace's calls."""
-    result, _ = planned.of(
-        context.trace if context.trace is not None else context.source, (), None, _options(context, MODEL_SETTINGS)
-    )
+    """Return the graph of the model that was run or given, else that of the trace's calls.
+
+    A model has the operators of the device of its timings.
+    """
+    model_options = _options(context, MODEL_SETTINGS)
+    stored = context.part("target").stored
+    if stored is not None and context.trace is None and "device" in sources.supported_options(context.source):
+        model_options["device"] = str((stored.environment.device or {}).get("kind"))
+    result, _ = planned.of(context.trace if context.trace is not None else context.source, (), None, model_options)
     return result
 
 
 @provides("bound")
 def bound(context: AdviceContext) -> Any:
     """Return the bound of the graph, joined with the trace if there is one."""
-    subject = context.graph
-    return bounds.of(subject, trace=context.trace, timings=context.part("timings"), **_options(context, BOUND_SETTINGS))
+    settings = _options(context, BOUND_SETTINGS)
+    target = context.part("target")
+    if target.stored is not None:
+        settings = {"device": target.device.id if target.device is not None else target.stored.environment.device_name}
+    return bounds.of(context.graph, trace=context.trace, timings=context.part("timings"), **settings)
 
 
 def _options(context: AdviceContext, names: tuple[str, ...]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from xsp.device import devices
 from xsp.errors import UsageError
 from xsp.trials.trial import Trial, parse_count, require_on
 
@@ -138,7 +139,7 @@ class Tf32(Trial):
         """See `Trial`."""
         import torch
 
-        if not torch.cuda.is_available():
+        if not devices.accelerators():
             self.record_reason("there is no GPU")
             return
         torch.set_float32_matmul_precision("high")
@@ -161,7 +162,7 @@ class CudnnBenchmark(Trial):
         """See `Trial`."""
         import torch
 
-        if not torch.backends.cudnn.is_available() or not torch.cuda.is_available():
+        if not torch.backends.cudnn.is_available() or not devices.accelerators():
             self.record_reason("there is no cuDNN")
             return
         torch.backends.cudnn.benchmark = True

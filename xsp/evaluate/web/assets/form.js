@@ -6,12 +6,14 @@ const FIELDS = {
   scenario: ["kind", "requests", "warmup", "batch", "batches", "rate", "latency_ms", "percentile", "streams", "seed"],
   dataset: ["source", "samples", "seed"],
   software: ["threads"],
+  hardware: ["gpu", "cores"],
 };
 const HINTS = {
   "model.source": "torchvision:NAME, timm:NAME, transformers:NAME or micro:NAME; weights come from the seed", "model.name": "if empty: the name in the source",
   "model.task": "for example image-classification; the leaderboard can be limited to a task", "scenario.batches": "for batched and offline, for example 1, 2, 4", "scenario.rate": "requests per second, for poisson, constant, server and burst",
   "scenario.latency_ms": "for max-rate: the limit of the latency", "scenario.percentile": "for max-rate: the percentile of the latency that must stay within the limit",
   "scenario.warmup": "requests before the first one that counts", "dataset.source": "synthetic: values in the shapes of the model's inputs; with preprocessing steps (YAML): synthetic:images, synthetic:classes or synthetic:text", "software.threads": "if empty: PyTorch's default",
+  "hardware.gpu": "any, or part of a device's name such as H200; if empty: the processor", "hardware.cores": "cores that the machine must have",
 };
 const PRESETS = { "model.source": "micro:depth-1", "scenario.requests": "50" };
 const REQUIRED = { "model.source": true };
