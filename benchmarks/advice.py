@@ -235,7 +235,7 @@ def _try_advice(
     command = f"STEPS={environment['STEPS']} python {script}"
     program = rerun.program(run, str(place / "run"), command)
     trains = any(kind.training for kind in run.kinds)
-    plan = experiment.Plan(
+    plan = experiment.TrialPlan(
         program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed
     )
     (outcome,) = experiment.run_trials(plan, [piece], lambda *_: None)

@@ -57,12 +57,12 @@ def receiver(folder: Path, door: str) -> Iterator[Opened]:
     pytest.importorskip("opentelemetry.proto")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    from xsp.receiver.limits import Limits
+    from xsp.receiver.limits import RequestLimits
     from xsp.receiver.server import Server, address
 
     place = address("127.0.0.1:0")
-    server = Server(folder / "out", place if door == "http" else None, place if door == "grpc" else None, Limits(),
-                    lambda _: None)  # fmt: skip
+    http, grpc = (place if door == name else None for name in ("http", "grpc"))
+    server = Server(folder / "out", http, grpc, RequestLimits(), lambda _: None)
     server.start()
     try:
         if door == "http":

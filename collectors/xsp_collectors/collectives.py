@@ -39,7 +39,7 @@ _POINT_TO_POINT = ("c10d::send", "c10d::recv")
 _BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
 
 
-class Counts:
+class CollectiveCounts:
     """The communicators' counters before and after a step."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class LabelledSpans(NamedTuple):
     note: str | None
 
 
-def label(spans: Sequence[Span], counts: Counts) -> LabelledSpans:
+def label(spans: Sequence[Span], counts: CollectiveCounts) -> LabelledSpans:
     """Identify each collective, and make the backend's own part of it its child.
 
     Args:

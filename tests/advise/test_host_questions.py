@@ -13,7 +13,7 @@ import pytest
 from xsp import advise
 from xsp.advise import Advice, Needs, text
 from xsp.advise.algebra import _sum_chain
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.loops import _with_indexing
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -528,7 +528,7 @@ def test_what_to_do_between_steps_follows_from_the_line_that_takes_most(calls: s
     assert not any("train.py:7" in why for why in piece.why)
 
 
-class _NotSearched(list[Call]):
+class _NotSearched(list[HostCall]):
     """Calls that refuse linear searches and slices, since there may be a hundred thousand."""
 
     def __contains__(self, call: object) -> bool:
@@ -540,8 +540,8 @@ class _NotSearched(list[Call]):
 
 
 def test_long_loops_take_time_in_proportion_to_their_length() -> None:
-    def call(name: str, index: int, shapes: list[object]) -> Call:
-        return Call(
+    def call(name: str, index: int, shapes: list[object]) -> HostCall:
+        return HostCall(
             str(index), None, Level.OP, "op", name, None, None, None, None, 1000 * index, 1000 * index + 900,
             900.0, 900.0, None, json.dumps(shapes),
         )  # fmt: skip

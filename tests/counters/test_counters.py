@@ -120,7 +120,7 @@ def test_any_text_is_rows_or_an_error(tmp_path: Path, lines: list[str]) -> None:
 # --- figures ------------------------------------------------------------------------------------------
 
 
-def figures(capability: tuple[int, int] | None = (9, 0), **changed: float | None) -> metrics.Figures:
+def figures(capability: tuple[int, int] | None = (9, 0), **changed: float | None) -> metrics.KernelFigures:
     values = dict.fromkeys(ZEROS, 0.0) | changed
     return metrics.figures({name: value for name, value in values.items() if value is not None}, capability)
 

@@ -161,7 +161,7 @@ def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Pa
     requested = fake_ncu()
     settings = models.Settings(batch=4, train=True, seed=3, shape=(3, 32, 32), sequence=16, device="cuda")
     assert (
-        measure.count("timm:vit", settings, measure.Recording(Settings(out=run, warmup=2, seed=3)), run)[
+        measure.count("timm:vit", settings, measure.ModelRecording(Settings(out=run, warmup=2, seed=3)), run)[
             "with_counters"
         ]
         == 3

@@ -134,7 +134,7 @@ def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Serv
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-class Figure(NamedTuple):
+class RequestFigure(NamedTuple):
     """A figure of all requests with its 95 % interval; an end is None if there are too few values to bound it."""
 
     name: str
@@ -162,7 +162,7 @@ def token_gaps(trace: Trace) -> list[int]:
     return gaps
 
 
-def figures(trace: Trace) -> list[Figure]:
+def figures(trace: Trace) -> list[RequestFigure]:
     """Return percentiles of TTFT, ITL, TPOT and latency in milliseconds, and rates, of requests that ended well."""
     import numpy as np
 
@@ -180,12 +180,12 @@ def figures(trace: Trace) -> list[Figure]:
         values = np.array(list(times), float)
         for label, share in SHARES.items() if len(values) else ():
             low, value, high = (None if end is None else end / 1e6 for end in stats.percentile_interval(values, share))
-            found.append(Figure(f"{name} {label}", "ms", value or 0.0, low, high, len(values)))
+            found.append(RequestFigure(f"{name} {label}", "ms", value or 0.0, low, high, len(values)))
     if (seconds := _seconds(ended)) > 0:
         output = sum(each.output_tokens for each in ended)
         prompts = sum(each.prompt_tokens for each in ended)
         rates = {"requests": len(ended), "output tokens": output, "prompt tokens": prompts}
-        found += [Figure(name, "/s", count / seconds, None, None, count) for name, count in rates.items()]
+        found += [RequestFigure(name, "/s", count / seconds, None, None, count) for name, count in rates.items()]
     return found
 
 

@@ -85,7 +85,7 @@ class TrialResult:
 
 
 @dataclass
-class Plan:
+class TrialPlan:
     """A program to try advice on, the folder for its runs, and the finished trials."""
 
     program: Program
@@ -114,7 +114,7 @@ def select(advice: Sequence[Advice], limit: int) -> list[Advice]:
     return list(by_trial.values())[:limit]
 
 
-def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
+def run_trials(plan: TrialPlan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
     """Try pieces of advice one after the other, and yield each result when it is finished.
 
     An interrupt ends the current run and propagates; the results yielded so far are in `plan.results`.
@@ -137,7 +137,7 @@ class _NoEffect(XspError):
     """The first turn shows that the trial changes nothing."""
 
 
-def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
+def _try(plan: TrialPlan, piece: Advice, progress: Progress) -> TrialResult:
     assert piece.trial
     try:
         trials = parse(piece.trial)

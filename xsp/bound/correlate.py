@@ -125,7 +125,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Group:
+class LatencyGroup:
     """The models of one device, batch and number of threads."""
 
     device: str
@@ -150,7 +150,7 @@ class Group:
         return ", ".join(filter(None, parts)) or "all"
 
 
-def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> list[Group]:
+def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> list[LatencyGroup]:
     """Correlate measures with latencies, for each device, batch and number of threads.
 
     Args:
@@ -192,7 +192,7 @@ def omissions(
 
 def _group(
     device: str, batch: int, threads: int, ns: Mapping[str, float], measures: Mapping[str, Mapping[str, Any]]
-) -> Group:
+) -> LatencyGroup:
     entries = [
         (name, ns[name], {measure: _complete(measures[name], measure) for measure in MEASURES}) for name in sorted(ns)
     ]
@@ -201,17 +201,17 @@ def _group(
     return replace(_group_of_points(device, batch or None, threads or None, points), slopes=slopes)
 
 
-def _group_of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
+def _group_of_points(device: str, batch: int | None, threads: int | None, points: Points) -> LatencyGroup:
     key = device, batch, threads, tuple(points)
     if len(points) < MIN_MODELS:
-        return Group(*key, (), (), None, f"at least {MIN_MODELS} models are needed")
+        return LatencyGroup(*key, (), (), None, f"at least {MIN_MODELS} models are needed")
     if len({ns for _, ns, _ in points}) == 1:
-        return Group(*key, (), (), None, "all latencies are equal")
+        return LatencyGroup(*key, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)
     regression = regress(points)
     if isinstance(regression, str):
-        return Group(*key, correlations, _differences(points), None, regression)
-    return Group(*key, correlations, _differences(points), regression)
+        return LatencyGroup(*key, correlations, _differences(points), None, regression)
+    return LatencyGroup(*key, correlations, _differences(points), regression)
 
 
 # --- one measure ----------------------------------------------------------------------------------------------
@@ -383,12 +383,12 @@ def _fit(x: Array, y: Array) -> tuple[Array, Array, float]:
 # --- plain values ---------------------------------------------------------------------------------------------
 
 
-def as_json(correlated_groups: Sequence[Group]) -> list[dict[str, Any]]:
+def as_json(correlated_groups: Sequence[LatencyGroup]) -> list[dict[str, Any]]:
     """Return the groups as plain values, with their points."""
     return [_plain(group) for group in correlated_groups]
 
 
-def _plain(group: Group) -> dict[str, Any]:
+def _plain(group: LatencyGroup) -> dict[str, Any]:
     return {
         "device": group.device or None,
         "batch": group.batch,

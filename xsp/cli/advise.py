@@ -34,7 +34,7 @@ from xsp.record import output
 if TYPE_CHECKING:
     from xsp.advise.advice import AdviceContext
     from xsp.advise.advisor import AdviceReport
-    from xsp.advise.experiment import Plan
+    from xsp.advise.experiment import TrialPlan
 
 SUMMARY = "list what to change, with the gain and the place"
 
@@ -157,7 +157,7 @@ def _needs_a_run(source: str) -> UsageError:
     return UsageError(f"--try needs a run: xsp profile {shlex.quote(source)}, and then xsp advise runs/NAME --try 3")
 
 
-def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
+def _plan(args: argparse.Namespace, context: AdviceContext) -> TrialPlan:
     """Return the plan of the trials, so that an unknown program is refused before the advice is computed."""
     from xsp.advise import experiment, rerun
 
@@ -170,10 +170,10 @@ def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
         hint = f"; {rerun.hint_to_name(args.source)}" if args.program is None else ""
         raise UsageError(f"{error}{hint}") from None
     trains = any(kind.training for kind in context.trace.run.kinds)
-    return experiment.Plan(program, rerun.runs_folder(Path(args.source)), trains, args.turns or experiment.TURNS)
+    return experiment.TrialPlan(program, rerun.runs_folder(Path(args.source)), trains, args.turns or experiment.TURNS)
 
 
-def _try(args: argparse.Namespace, result: AdviceReport, plan: Plan) -> int:
+def _try(args: argparse.Namespace, result: AdviceReport, plan: TrialPlan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, text
     from xsp.device import machine

@@ -67,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
     from xsp.connections import ConnectionLimits
-    from xsp.receiver.limits import Limits
+    from xsp.receiver.limits import RequestLimits
     from xsp.receiver.server import Server, address
 
     if args.connections < 1 or not 0 < args.timeout < float("inf"):
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     clients = ConnectionLimits(
         args.connections, header_s=min(args.timeout, defaults.header_s), body_s=args.timeout, answer_s=args.timeout
     )
-    limits = Limits(_size(args.max_body), clients)
+    limits = RequestLimits(_size(args.max_body), clients)
     http, grpc = address(args.http), address(args.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")

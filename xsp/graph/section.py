@@ -182,7 +182,7 @@ def branch(
     return Branch(name, sums(list(_all_nodes(module))), marked, (*calls, *inner))
 
 
-def _module_cells(row: moduletable.Row) -> tuple[Cell, ...]:
+def _module_cells(row: moduletable.ModuleRow) -> tuple[Cell, ...]:
     output = next((sizes(tensor) for tensor in row.module.outputs), "")
     return (
         row.module.path or "(the model)",

@@ -27,7 +27,7 @@ from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import Calls
 from xsp.instrumentation.counts import Counts, sum_counts
 from xsp.instrumentation.requestspans import RequestSpans, served
-from xsp.instrumentation.sampling import MOST_OUTSIDE, Model, Models, Settings, bound_of, choose_call
+from xsp.instrumentation.sampling import MOST_OUTSIDE, Model, Models, SamplingSettings, bound_of, choose_call
 from xsp.levels import parse_levels
 from xsp.otlp.endpoint import endpoint
 from xsp.record.collecting import Collecting
@@ -109,7 +109,7 @@ class Instrumented:
         collecting = _find_collectors(collectors, rung)
         names = frozenset(collecting.names)
         whole_process = any(not collector.by_thread for collector in collecting.collectors)
-        settings = Settings(sample, bound, rung, names, whole_process, self._tracing, otlp)
+        settings = SamplingSettings(sample, bound, rung, names, whole_process, self._tracing, otlp)
         self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
         self._engine = Engine(self._models[0].name, models[0])

@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from xsp.errors import UsageError
 from xsp.instrumentation.sampling import Model
 from xsp.instrumentation.worker import (
-    Answer,
+    CallOutcome,
     CallRequest,
     Correlator,
     CorrelatorError,
@@ -222,12 +222,12 @@ class Handover:
                 self._calls, self._bytes = self._calls - len(batch.models), self._bytes - len(batch.packed)
         self._end_correlator()
 
-    def _answers(self, packed: bytes) -> list[Answer]:
+    def _answers(self, packed: bytes) -> list[CallOutcome]:
         if self._correlator is None:
             self._correlator = Correlator()
         return self._correlator.correlate(packed)
 
-    def _deliver(self, call: CallRequest, model: Model, answer: Answer) -> str | None:
+    def _deliver(self, call: CallRequest, model: Model, answer: CallOutcome) -> str | None:
         """Deliver a call's spans; return the problem, or None."""
         try:
             with self.short_switch_interval():

@@ -18,10 +18,10 @@ from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp.instrumentation.provider import Tracing
-    from xsp.instrumentation.windows import Window
+    from xsp.instrumentation.windows import CallWindow
 
 
-class Settings(NamedTuple):
+class SamplingSettings(NamedTuple):
     """How the calls of a model are recorded, and where their spans are sent."""
 
     sample: float
@@ -49,7 +49,7 @@ MOST_OUTSIDE = 20
 class Model:
     """An instrumented model: its settings, and the outcomes of its calls in this process."""
 
-    def __init__(self, module: Any, name: str, settings: Settings) -> None:
+    def __init__(self, module: Any, name: str, settings: SamplingSettings) -> None:
         """Start to count.
 
         Args:
@@ -133,7 +133,7 @@ class Models:
             self._outermost = weakref.WeakKeyDictionary()
 
 
-class Call:
+class SampledCall:
     """A call of a model in a chosen request, from its begin until its rows were read."""
 
     __slots__ = (
@@ -163,7 +163,7 @@ class Call:
     def __init__(self, model: Model, name: str, context: Any, links: Sequence[Any], open_spans: Sequence[Any]) -> None:
         self.model, self.name, self.context, self.links, self.open_spans = model, name, context, links, open_spans
         self.is_recorded = False
-        self.window: Window | None = None
+        self.window: CallWindow | None = None
         """The window in which the call's operators and deeper levels are recorded."""
 
         self.omission: str | None = None
@@ -182,7 +182,7 @@ def bound_of(sample: float) -> int:
         raise UsageError(f"sample={sample!r}: a share of the requests is between 0 and 1") from error
 
 
-def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call | None:
+def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> SampledCall | None:
     """Return the call with its context in the requests' traces; None if none of a batch's requests is chosen.
 
     Args:
@@ -194,7 +194,7 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
 
     name = type(getattr(module, "_orig_mod", module)).__name__
     if requests is None:
-        return Call(model, name, context.get_current(), (), ())
+        return SampledCall(model, name, context.get_current(), (), ())
     spans = [
         trace.get_current_span(request) if isinstance(request, context.Context) else request for request in requests
     ]
@@ -208,7 +208,7 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
     else:
         parent_context = trace.set_span_in_context(trace.NonRecordingSpan(eligible[0]))
     open_spans = [span for span in spans if isinstance(span, trace.Span) and span.is_recording()]
-    return Call(
+    return SampledCall(
         model,
         name,
         parent_context,

@@ -78,7 +78,7 @@ class FinishedSpan(NamedTuple):
     """Links of OpenTelemetry's API; none of spans that come from the second process."""
 
 
-class Answer(NamedTuple):
+class CallOutcome(NamedTuple):
     """The outcome of one call's rows."""
 
     spans: list[FinishedSpan]
@@ -121,7 +121,7 @@ class Correlator(transport.SecondProcess):
         if self.process is None:
             raise CorrelatorError(self.failure)
 
-    def correlate(self, packed: bytes) -> list[Answer]:
+    def correlate(self, packed: bytes) -> list[CallOutcome]:
         """Return the outcome of each call; waits for it.
 
         Args:
@@ -133,7 +133,7 @@ class Correlator(transport.SecondProcess):
         answers = self.ask(packed)
         if answers is None:
             raise CorrelatorError("the process that correlates has ended; the next call starts it again")
-        return [Answer([FinishedSpan(*span) for span in spans], *rest) for spans, *rest in answers]
+        return [CallOutcome([FinishedSpan(*span) for span in spans], *rest) for spans, *rest in answers]
 
 
 # --- in the second process --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class CallSpans(NamedTuple):
     """The spans below the model's span, parents first."""
 
     strangers: int
-    """As in `Answer`."""
+    """As in `CallOutcome`."""
 
     ambiguous: int
 

@@ -13,7 +13,7 @@ from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import step_list
 from xsp.otlp.delivery import TRACE_SPANS, Delivery, read_entries, steps_in
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
-from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
+from xsp.otlp.send import PATIENCE_S, STARTING_S, Exporter, SendCounts
 from xsp.run import Run
 
 
@@ -36,7 +36,7 @@ class Export:
     """Seconds to retry a request; None for `PATIENCE_S`, or `STARTING_S` if nothing listens at the address."""
 
 
-def export(selection: Export, endpoint: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
+def export(selection: Export, endpoint: Endpoint, progress: Callable[[str, int, int], None]) -> SendCounts:
     """Send runs, and return the counts of the delivery.
 
     Args:
@@ -126,7 +126,7 @@ def _send_all(
         exporter.counts.add_message(str(error))
 
 
-def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
+def _sum_up(work: list[tuple[Delivery, list[int]]], counts: SendCounts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
         counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.is_run_pending()

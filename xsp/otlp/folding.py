@@ -81,7 +81,7 @@ class Folds(NamedTuple):
     lump: Mask
 
 
-class Plan(NamedTuple):
+class FoldingPlan(NamedTuple):
     """The plan for the spans of one trace."""
 
     spans: Spans
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
     """The first span of each detail trace."""
 
 
-def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
+def plan(spans: Spans, budget: int, details_budget: int) -> FoldingPlan:
     """Return the plan for the spans of a trace.
 
     Args:
@@ -117,7 +117,7 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
     is_cut_off = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
     is_separated = is_cut_off & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
     folds = _describe_folds(spans, fold, lump, anchor, top)
-    return Plan(spans, fold, detail, is_separated, anchor, folds, details)
+    return FoldingPlan(spans, fold, detail, is_separated, anchor, folds, details)
 
 
 def _choose(spans: Spans, budget: int) -> tuple[Mask, Indices, Mask]:

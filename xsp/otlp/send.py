@@ -24,10 +24,10 @@ from xsp.otlp import encode, transport
 from xsp.otlp.encode import Request
 from xsp.otlp.endpoint import Endpoint, Protocol
 from xsp.otlp.transport import (
-    Answer,
     ConnectionRefused,
     GrpcSender,
     HttpSender,
+    ReceiverAnswer,
     Refused,
     RetryableError,
     Sender,
@@ -47,7 +47,7 @@ _MIN_TIMEOUT_S = 1.0
 
 
 @dataclass
-class Counts:
+class SendCounts:
     """The outcome of a delivery."""
 
     steps: int = 0
@@ -93,7 +93,7 @@ class Exporter:
             starting_s: seconds to retry if nothing listens at an address of this machine; default: `patience_s`.
         """
         self.endpoint = endpoint
-        self.counts = Counts()
+        self.counts = SendCounts()
         self.max_bytes = encode.MAX_BYTES
         self._patience_s = patience_s
         self._starting_s = patience_s if starting_s is None else starting_s
@@ -118,7 +118,7 @@ class Exporter:
         except TooLarge as error:
             halves = transport.halves(request.body)
             if len(halves) < 2:
-                self._reject(Answer(request.spans, str(error)))
+                self._reject(ReceiverAnswer(request.spans, str(error)))
                 return False
             self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
             accepted = [self.deliver(Request(*half)) for half in halves]
@@ -126,7 +126,7 @@ class Exporter:
         except Refused as error:
             if error.is_permanent:
                 raise
-            self._reject(Answer(request.spans, str(error)))
+            self._reject(ReceiverAnswer(request.spans, str(error)))
             return False
         answer = answer._replace(rejected=min(max(answer.rejected, 0), request.spans))
         self._reject(answer)
@@ -135,11 +135,11 @@ class Exporter:
         self.counts.spans += request.spans - answer.rejected
         return True
 
-    def _reject(self, answer: Answer) -> None:
+    def _reject(self, answer: ReceiverAnswer) -> None:
         self.counts.rejected += answer.rejected
         self.counts.add_message(answer.message)
 
-    def _send(self, body: bytes) -> Answer:
+    def _send(self, body: bytes) -> ReceiverAnswer:
         begin = time.monotonic()
         end = begin + self._patience_s
         pause = _FIRST_PAUSE_S
@@ -191,10 +191,10 @@ class _FileSender:
         with self._output_errors():
             self._file: IO[bytes] = open(self._temporary, "wb")  # noqa: SIM115 — closed by close()
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         with self._output_errors():
             self._file.write(as_json(body).encode() + b"\n" if self._is_json_lines else _LENGTH.pack(len(body)) + body)
-        return Answer()
+        return ReceiverAnswer()
 
     def close(self, complete: bool) -> None:
         try:

@@ -1,6 +1,7 @@
 """Send a request of spans once, over HTTP in bounded time or over gRPC, and interpret the receiver's answer.
 
-The result is an `Answer` or one of three errors, because OTLP defines for each answer whether to retry the request.
+The result is a `ReceiverAnswer` or one of three errors, because OTLP defines for each answer whether to retry the
+request.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ AGENT = f"xsp/{__version__}"
 """The user agent."""
 
 
-class Answer(NamedTuple):
+class ReceiverAnswer(NamedTuple):
     """The answer of a receiver that accepted a request."""
 
     rejected: int = 0
@@ -77,7 +78,7 @@ class Refused(DeliveryError):
 class Sender(typing.Protocol):
     """Sends requests to one endpoint."""
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send an encoded request once, and return the receiver's answer.
 
         Raises:
@@ -97,10 +98,10 @@ def status(content: bytes) -> Status:
         return Status()
 
 
-def answer(response: ExportTraceServiceResponse, endpoint: Endpoint) -> Answer:
+def answer(response: ExportTraceServiceResponse, endpoint: Endpoint) -> ReceiverAnswer:
     """Return the answer of a receiver that accepted the request, without the endpoint's secrets."""
     partial = response.partial_success
-    return Answer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
+    return ReceiverAnswer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class HttpSender:
             session.headers["Content-Encoding"] = "gzip"
         return session
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         if self._json:
             body = as_json(body).encode()
@@ -250,7 +251,7 @@ class HttpSender:
         except urllib3.exceptions.HTTPError as error:
             raise RetryableError(f"{self._endpoint.name}: the answer was cut off ({type(error).__name__})") from error
 
-    def _interpret(self, response: requests.Response, content: bytes) -> Answer:
+    def _interpret(self, response: requests.Response, content: bytes) -> ReceiverAnswer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
         if 200 <= code < 300:
             return self._accepted(content, kind)
@@ -263,11 +264,13 @@ class HttpSender:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
         raise Refused(text, is_permanent=code in _NO_RECEIVER)
 
-    def _accepted(self, content: bytes, kind: str) -> Answer:
+    def _accepted(self, content: bytes, kind: str) -> ReceiverAnswer:
         try:
             if "json" in kind:
                 partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                return Answer(int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or ""))
+                return ReceiverAnswer(
+                    int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
+                )
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
             return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
@@ -371,7 +374,7 @@ class GrpcSender:
             )
         self._call = self._channel.unary_unary(_EXPORT)
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         try:
             content = self._call(body, timeout=timeout_s, metadata=self._endpoint.headers)

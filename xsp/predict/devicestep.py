@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xsp.analyses.answers import Answers
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
-from xsp.predict.hoststep import Call, Lane, layers_in_order
+from xsp.predict.hoststep import Lane, RecordedModule, layers_in_order
 from xsp.predict.training import Buckets, Layer
 from xsp.schema import Kind, Level
 from xsp.store.collectives import COLLECTIVES, reason_without_collectives
@@ -429,7 +429,7 @@ def _layers_by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
         reference_total = sum(seconds for _, seconds in reference)
         scale = total / reference_total if reference_total else 0.0
         calls.append(
-            Call(
+            RecordedModule(
                 key[1],
                 forward.get(key, 0.0),
                 [(position - first_places[module_steps[0]], seconds * scale) for position, seconds in reference],

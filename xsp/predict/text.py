@@ -11,8 +11,8 @@ from xsp import sections, terminal
 from xsp.predict import prediction, training
 from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.scaling import LIMITS, Point, Scaling, work_on_shared_cores
-from xsp.predict.schedule import Cause, Schedule
+from xsp.predict.scaling import LIMITS, Scaling, ScalingPoint, work_on_shared_cores
+from xsp.predict.schedule import Cause, SimulatedSchedule
 from xsp.predict.training import ALL_RANKS
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
@@ -233,7 +233,7 @@ def section(scaling: Scaling, has_charts: bool = True) -> Section:
     return Section("Prediction", tuple(Text(plain(part.text)) if isinstance(part, Text) else part for part in parts))
 
 
-def _step_cells(point: Point) -> tuple[float | None, ...]:
+def _step_cells(point: ScalingPoint) -> tuple[float | None, ...]:
     """Return the step and its interval in milliseconds, and the samples per second."""
     seconds = (point.predicted.step, point.low, point.high)
     return (*(None if value is None else 1e3 * value for value in seconds), point.samples_per_s)
@@ -304,7 +304,7 @@ _LANE_NAMES = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward
          Cause.SERVING: "for communication"}  # fmt: skip
 
 
-def lanes(schedule_: Schedule) -> dict[str, Lane]:
+def lanes(schedule_: SimulatedSchedule) -> dict[str, Lane]:
     """Return the intervals of each activity of a rank of the first class in the last simulated step."""
     step = schedule_.tasks[-1].step
     step_tasks = [

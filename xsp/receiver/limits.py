@@ -37,7 +37,7 @@ class MemoryFull(XspError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """The limits of a receiver."""
 
     max_body: int = 64 << 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from xsp.comparison import Comparison, Row
+from xsp.comparison import ComparedRow, Comparison
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.report.fitting import FittingColumn, FittingTable
@@ -104,12 +104,12 @@ def _sections(comparison: Comparison, limit: int | None) -> Iterator[_Section]:
         )
 
 
-def _has_figure(row: Row, name: str) -> bool:
+def _has_figure(row: ComparedRow, name: str) -> bool:
     value = getattr(row, name)
     return value is not None and not (name in ("a_calls", "b_calls") and value == 1)
 
 
-def _heaviest(rows: Sequence[Row], limit: int) -> list[Row]:
+def _heaviest(rows: Sequence[ComparedRow], limit: int) -> list[ComparedRow]:
     """Return the changed rows first, then the most expensive ones, in their original order."""
 
     def weight(index: int) -> tuple[bool, float]:

@@ -18,7 +18,7 @@ from typing import Any
 from xsp import rundir, sections, table
 from xsp.account.sentences import percent_text
 from xsp.analyses import ANALYSES
-from xsp.analyses.answers import Answer, Answers
+from xsp.analyses.answers import Answers, AnswerTable
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
 from xsp.report import timeline, words
@@ -248,7 +248,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     return [(label, text) for label, text in facts if text]
 
 
-def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
+def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
     """Return as many rows of a table as the page shows, without columns that hold nothing."""
     columns, rows, max_rows, selection = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in LARGEST_ROWS:

@@ -33,7 +33,7 @@ from xsp.share import client as host
 from xsp.share import driver, wire
 from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
-from xsp.share.weights import Tensor
+from xsp.share.weights import StoredTensor
 from xsp.share.wire import device_socket, in_memory
 from xsp.texts import size_text
 
@@ -297,17 +297,19 @@ class DeviceStore(Serving[DeviceObject]):
         objects = [hold_client.object for hold_client in hold_clients if isinstance(hold_client.object, DeviceObject)]
         self._queue_job(_CHECK, lambda: self._compare(objects), functools.partial(self._send_comparison, hold_clients))
 
-    def _compare(self, objects: list[DeviceObject]) -> list[Comparison]:
+    def _compare(self, objects: list[DeviceObject]) -> list[ContentComparison]:
         results = []
         for stored in objects:
             if self._is_running:
                 try:
-                    results.append(Comparison(stored, find_difference(stored), None))
+                    results.append(ContentComparison(stored, find_difference(stored), None))
                 except ShareError as error:
-                    results.append(Comparison(stored, "", str(error)))
+                    results.append(ContentComparison(stored, "", str(error)))
         return results
 
-    def _send_comparison(self, hold_clients: list[Client], results: list[Comparison], waiting: list[Client]) -> None:
+    def _send_comparison(
+        self, hold_clients: list[Client], results: list[ContentComparison], waiting: list[Client]
+    ) -> None:
         for hold_client in hold_clients:
             self.shelf.detach(hold_client)
         rows = []
@@ -325,7 +327,7 @@ _CHECK = "check"
 """The `awaited_key` of clients that have requested a comparison; shorter than any object's key."""
 
 
-class Comparison(NamedTuple):
+class ContentComparison(NamedTuple):
     """The result of comparing an object with the host's copy."""
 
     object: DeviceObject
@@ -371,7 +373,7 @@ def find_difference(stored: DeviceObject, offsets: list[int] | None = None) -> s
     return ""
 
 
-def _byte_text(tensors: list[Tensor], offset: int) -> str:
+def _byte_text(tensors: list[StoredTensor], offset: int) -> str:
     for tensor in tensors:
         if tensor.offset <= offset < tensor.offset + tensor.nbytes:
             return f"byte {offset}, in {plain(tensor.name)}"

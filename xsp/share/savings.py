@@ -11,7 +11,7 @@ from xsp.sections import Cell, Part, Section, Table, Text
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
-from xsp.share.weights import Tensor
+from xsp.share.weights import StoredTensor
 from xsp.texts import size_text
 
 PAYS, PAYS_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
@@ -180,7 +180,7 @@ def _ms(ns: float) -> str:
 # --- estimates --------------------------------------------------------------------------------------------------------
 
 
-def estimate_document(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> Section:
+def estimate_document(source: str, tensors: Sequence[StoredTensor], constants: estimate.Constants) -> Section:
     """Return an estimate as a document: over each way, and by parts of the model."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
     rows = tuple(
@@ -218,7 +218,7 @@ def _savings_by_way(nbytes: int, count: int, constants: estimate.Constants) -> d
     return {row.way: row.saved_ns - constants.costs[row.way].fixed_ns + fixed for row in rows}
 
 
-def estimate_json(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> dict[str, Any]:
+def estimate_json(source: str, tensors: Sequence[StoredTensor], constants: estimate.Constants) -> dict[str, Any]:
     """Return an estimate for JSON; times in nanoseconds."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
     return {

@@ -35,7 +35,7 @@ PERIODIC_SHARE = 0.8
 """Least share of equal distances of iterations that occur periodically."""
 
 
-class Part(enum.Enum):
+class StratifiedTime(enum.Enum):
     """The part of an iteration whose time divides the strata."""
 
     ITERATION = "step_ns + before_ns"  # from the end of the last step to the end of this one
@@ -79,7 +79,9 @@ class _IterationRow(NamedTuple):
         return self.step_ns + self.before_ns
 
 
-def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: int = 0) -> list[Stratum]:
+def strata(
+    con: duckdb.DuckDBPyConnection, part: StratifiedTime = StratifiedTime.ITERATION, first: int = 0
+) -> list[Stratum]:
     """Return the strata of each rank and kind, the shortest times first; all together contain every iteration.
 
     Recording slows a step, so the time of a recorded one is divided by the usual slowdown of its rung before it is
@@ -91,8 +93,8 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: i
         part: what is recorded in this part is to be weighted.
         first: number of the first unrecorded step that counts; before it the program warms up.
     """
-    step = "0::DOUBLE" if part is Part.BEFORE else "dur_ns"
-    before = "0::DOUBLE" if part is Part.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
+    step = "0::DOUBLE" if part is StratifiedTime.BEFORE else "dur_ns"
+    before = "0::DOUBLE" if part is StratifiedTime.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
     rows = con.execute(
         f"""
         SELECT rank, kind, step, steps, rung, {step}, {before}
