@@ -74,6 +74,14 @@ def free_memory_bytes() -> int | None:
         return None
 
 
+def total_memory_bytes() -> int | None:
+    """Return the bytes of memory of the machine; None if the system does not report them."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for a process that is started while other threads of the program run.
 

@@ -10,7 +10,7 @@ import pytest
 
 from xsp.store.iterations import iterations
 from xsp.store.loop import BARE
-from xsp.store.strata import StratifiedTime, Stratum, strata, uncovered, weights
+from xsp.store.strata import StratifiedTime, Stratum, strata, weights
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -77,15 +77,6 @@ def test_the_period_of_rare_iterations_is_known() -> None:
     usual, long, saved = strata(loop(program({5, 15})))
     assert (usual.period, long.period, saved.period) == (None, 12, 15)
     assert long.mean_ns == pytest.approx(105 * MS, rel=0.02)
-
-
-def test_strata_without_a_recording_are_stated_with_their_share() -> None:
-    rows = program({1, 2, 3, 4})
-    found = strata(loop(rows))
-    assert set(weights(found).values()) == {1.0}
-    [share] = uncovered(found).values()
-    assert share == pytest.approx(1 - 123 * 5.1 / (123 * 5.1 + 12 * 105 + 9 * 155), abs=0.02)
-    assert uncovered(found, chosen=set()) == {(0, 0): 1.0}
 
 
 def test_iterations_that_are_alike_are_one_stratum() -> None:

@@ -33,8 +33,6 @@ LAUNCH_NS = 10_000
 NONE, EARLIER = -1, -2
 """In place of the number of an iteration: work outside all of them, and work that was launched before the recording."""
 
-_PURPOSES = {"computation": 0, COMMUNICATION: 1, COPY: 2}
-
 
 class DeviceWork(NamedTuple):
     """Device work of a rank, in order of its start."""

@@ -93,11 +93,11 @@ def _size(tensor: Any, dim: int) -> int:
     return int(tensor.shape[dim]) if tensor.shape else 1
 
 
-def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
-    """Return a rule for positions along the dimension `dim` of another argument."""
+def _along(argument: str) -> Callable[[Mapping[str, Any], str, int], Rule | None]:
+    """Return a rule for positions along the dimension `dim` of `self`."""
 
     def positions(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-        return Rule(high=_size(arguments[source], int(arguments["dim"]))) if name == argument else None
+        return Rule(high=_size(arguments["self"], int(arguments["dim"]))) if name == argument else None
 
     return positions
 

@@ -310,8 +310,8 @@ def _slopes(points: Points) -> tuple[Slope, ...]:
 # --- several measures -----------------------------------------------------------------------------------------
 
 
-def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression | str:
-    """Fit log latency on the logarithms of measures, or return a text with the reason if that is impossible.
+def regress(points: Points) -> Regression | str:
+    """Fit log latency on the logarithms of `REGRESSED`, or return a text with the reason if that is impossible.
 
     A measure is dropped if fewer than nine of ten models have it, if it is the same in all models, or if it is a
     combination of the measures before it.
@@ -319,14 +319,14 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
     import numpy as np
 
     dropped = {}
-    for measure in measures:
+    for measure in REGRESSED:
         count = len(_points_with(points, measure))
         if count < 0.9 * len(points):
             dropped[measure] = f"{count} of {len(points)} models have it with a value above 0"
-    usable = _points_with(points, *(measure for measure in measures if measure not in dropped))
+    usable = _points_with(points, *(measure for measure in REGRESSED if measure not in dropped))
     included: list[str] = []
     columns = [np.ones(len(usable))]
-    for measure in measures:
+    for measure in REGRESSED:
         if measure in dropped or not len(usable):
             continue
         column = _logs(usable, measure)

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp.cli import INTERRUPTED, options, progress
-from xsp.cli.bound import seconds
 from xsp.errors import UsageError
 from xsp.record import output
 
@@ -64,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
+        "--fill", type=options.duration, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument("--device", metavar="NAME", help="peak rates of this device (H100, MI300X), for a device trace")

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
-from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bound import Bound
@@ -41,14 +40,6 @@ FORMATS = ("table", "json")
 
 SEQUENCE = 128
 """Default of --sequence."""
-
-
-def seconds(text: str) -> float:
-    """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    value = parse_seconds(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
-    return value
 
 
 def lengths(text: str) -> int | tuple[int, int]:
@@ -72,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "torch.export (.pt2), a run or a trace (a file, or several with a trace per rank), or a saved graph",
     )
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
+        "--fill", type=options.duration, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE to compare with")
     parser.add_argument(
@@ -123,7 +114,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measure",
-        type=seconds,
+        type=options.duration,
         metavar="TIME",
         help="with --decode A:B: also measure whole steps in turns, for at most this long",
     )

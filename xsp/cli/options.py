@@ -16,6 +16,7 @@ from xsp.collector import Kernels
 from xsp.errors import UnwritableError, UsageError
 from xsp.levels import parse_levels
 from xsp.schema import Level
+from xsp.texts import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from xsp import models
@@ -316,6 +317,30 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return int(text)
+
+
+def duration(text: str) -> float:
+    """Return the seconds in `60s`, `2m`, `1.5h` or `90`.
+
+    Raises:
+        ArgumentTypeError: the text is not a time above 0.
+    """
+    seconds = parse_seconds(text)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give a time above 0, 60s or 2m")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Return the bytes in `25MiB`, `100MB` or `4096`.
+
+    Raises:
+        ArgumentTypeError: the text is not a size above 0.
+    """
+    nbytes = parse_bytes(text)
+    if nbytes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0: write 8GiB, 512MiB or a number of bytes")
+    return nbytes
 
 
 def find_analysis(name: str) -> Analysis | None:

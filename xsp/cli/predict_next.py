@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 from xsp.cli import options, progress
 from xsp.cli.predict_at import combinations, factor_values
+from xsp.texts import parse_seconds
 
 SUMMARY = "propose configurations to record next"
 
 
 def seconds(text: str) -> float:
     """Return a number of seconds, at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e9:
+    value = parse_seconds(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 

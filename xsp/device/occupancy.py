@@ -48,8 +48,8 @@ class OccupancyLimits(NamedTuple):
     """Number of parts of the register file; the registers of a warp are all in one part."""
 
 
-def _before_8(warps: int, blocks: int, shared_kib: int, registers: int = 64 * _KIB, parts: int = 4) -> OccupancyLimits:
-    return OccupancyLimits(warps, blocks, shared_kib * _KIB, 256, 0, registers, parts)
+def _before_8(warps: int, blocks: int, shared_kib: int, parts: int = 4) -> OccupancyLimits:
+    return OccupancyLimits(warps, blocks, shared_kib * _KIB, 256, 0, parts=parts)
 
 
 def _from_8(warps: int, blocks: int, shared_kib: int) -> OccupancyLimits:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,20 +98,6 @@ def graph_path(out: Path, spec: str) -> Path:
         for part in spec.partition(":")
     )
     return out / source.lstrip(".") / f"{name}.json"
-
-
-def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
-    """Return, after each model of a corpus, the numbers of computing nodes and of different keys so far."""
-    from xsp.graph import files
-
-    nodes, keys, curve = 0, set(), []
-    for spec in specs:
-        if graph_path(out, spec).is_file():
-            computing = files.load(graph_path(out, spec)).computing
-            nodes += len(computing)
-            keys |= {node.key for node in computing}
-            curve.append((nodes, len(keys)))
-    return curve
 
 
 class _Worker:

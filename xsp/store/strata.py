@@ -186,7 +186,7 @@ def weights(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple
     """Return the weight of each recorded step, by rank and number; within a rank and kind their mean is 1.
 
     A mean over recorded steps with these weights is an estimate of the mean over all iterations, as far as every
-    stratum was recorded: see `uncovered`.
+    stratum was recorded.
 
     Args:
         found: from `strata`.
@@ -220,20 +220,3 @@ def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> stat
         (float(stratum.iterations), [values[step] for step in stratum.recorded if step in values]) for stratum in found
     ]
     return stats.stratified_interval(groups)
-
-
-def uncovered(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple[int, int], float]:
-    """Return the share of the time of each rank and kind that is in strata without a recorded step.
-
-    Args:
-        found: from `strata`.
-        chosen: as for `weights`.
-    """
-    total: Counter[tuple[int, int]] = Counter()
-    missing: Counter[tuple[int, int]] = Counter()
-    for stratum in found:
-        key, ns = (stratum.rank, stratum.kind), round(stratum.iterations * stratum.mean_ns)
-        total[key] += ns
-        if not any(chosen is None or (stratum.rank, step) in chosen for step in stratum.recorded):
-            missing[key] += ns
-    return {key: missing[key] / ns for key, ns in total.items() if ns}
