@@ -55,7 +55,7 @@ class CollectiveCounts:
     def end(self) -> None:
         """Read the counters after the step."""
         self.after = _counters()
-        self.sizes = _sizes()
+        self.sizes = {str(group.group_name): int(group.size()) for group in _communicators()}
 
 
 class LabelledSpans(NamedTuple):
@@ -104,11 +104,6 @@ def _counters() -> dict[str, int]:
         except (AttributeError, RuntimeError):  # a backend that does not count
             continue
     return counts
-
-
-def _sizes() -> dict[str, int]:
-    """Return the number of processes in each communicator of this process, by its name."""
-    return {str(group.group_name): int(group.size()) for group in _communicators()}
 
 
 def _communicators() -> list[Any]:

@@ -210,12 +210,7 @@ def sites_of(code: str) -> list[Site]:
 
     Inductor writes no sources above the calls of its C++ kernels: those sites have none.
     """
-    functions = _functions(code)
-    return list(_sites_in("call", functions))
-
-
-def _functions(code: str) -> dict[str, list[str]]:
-    """Return the lines of the functions that call kernels, without the source of the kernels before them."""
+    # the lines of the functions that call kernels, without the source of the kernels before them
     functions: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in code.splitlines():
@@ -226,7 +221,7 @@ def _functions(code: str) -> dict[str, list[str]]:
             lines = None
         elif lines is not None:
             lines.append(line)
-    return functions
+    return list(_sites_in("call", functions))
 
 
 def _sites_in(name: str, functions: Mapping[str, list[str]]) -> Iterator[Site]:

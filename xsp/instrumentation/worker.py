@@ -254,7 +254,11 @@ def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
             owners[span.span_id], keys[span.key] = index, index
         elif span.attributes and '"candidates"' in span.attributes:
             candidate_texts.append(span.attributes)
-    ambiguous = _candidates(candidate_texts, keys)
+    # count for each call the spans that may belong to it or to another, from the keys of their candidate parents
+    counts: Counter[int] = Counter()
+    for attributes in candidate_texts:
+        counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
+    ambiguous = counts
     results = []
     for index, call in enumerate(recorded.calls):
         call_rows = [row for row in rows if owners.get(row.span_id) == index]
@@ -267,14 +271,6 @@ def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
         spans = [span for span in correlate(requested) if span.span_id != call.span_id]
         results.append(CallSpans(spans, 0 if index else len(rows) - len(owners), ambiguous[index]))
     return results
-
-
-def _candidates(candidate_texts: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
-    """Count for each call the spans that may belong to it or to another, from the keys of their candidate parents."""
-    counts: Counter[int] = Counter()
-    for attributes in candidate_texts:
-        counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
-    return counts
 
 
 def _rows(recorded: RecordedCalls) -> list[Span]:
