@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp import stats
+from xsp import clock, stats
 from xsp.account import between, ondevice, onhost, places, plausibility, ranks
 from xsp.account import entries as names
 from xsp.account.check import violations
@@ -165,23 +165,15 @@ def _compiling(trace: Trace) -> list[Entry]:
     anew = tuple(
         Entry(
             names.ANEW,
-            _covered_ns(each for each in inside if each[2]) / 1e6,
+            clock.covered_ns([each[:2] for each in inside if each[2]], began_ns, ended_ns) / 1e6,
             names.COMPILER,
             place=reason,
             calls=sum(reasons.values()),
         )
         for reason, _ in reasons.most_common(1)
     )
-    return [Entry(names.COMPILING, _covered_ns(inside) / 1e6, names.COMPILER, children=anew, calls=len(inside))]
-
-
-def _covered_ns(intervals: Iterable[tuple[int, int, str]]) -> int:
-    """Return the time that sorted intervals cover: a function may be compiled inside another one."""
-    total_ns = until_ns = 0
-    for from_ns, to_ns, _ in intervals:
-        total_ns += max(0, to_ns - max(from_ns, until_ns))
-        until_ns = max(until_ns, to_ns)
-    return total_ns
+    ns = clock.covered_ns([each[:2] for each in inside], began_ns, ended_ns)
+    return [Entry(names.COMPILING, ns / 1e6, names.COMPILER, children=anew, calls=len(inside))]
 
 
 def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:

@@ -10,6 +10,7 @@ from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.stats import Interval
+from xsp.texts import counted
 
 LEAST_PERCENT = 1.0
 """Minimum percentage of the step for copies to be worth a line."""
@@ -43,7 +44,7 @@ def _copies(
     modules = {op.module for op in ops}
     yield Advice(
         "copies",
-        f"{len(ops)} copies by .{name}() in {len(modules)} place{'s' * (len(modules) > 1)} take {ms:.3g} ms",
+        f"{len(ops)} copies by .{name}() in {counted(len(modules), 'place')} take {ms:.3g} ms",
         calls.places(ops),
         calls.interval(ms, factors),
         at_most or factors is None,

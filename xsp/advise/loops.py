@@ -10,6 +10,7 @@ from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Level
+from xsp.texts import counted
 
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
@@ -48,7 +49,7 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     gain = ms * (1 - len(loops) / len(reads))
     yield Advice(
         "synchronisations",
-        f"{len(reads):,} single values are read in loops, in {len(loops)} place{'s' * (len(loops) > 1)}",
+        f"{len(reads):,} single values are read in loops, in {counted(len(loops), 'place')}",
         calls.places(reads),
         calls.interval(gain, factors).limit(step_ms),
         factors is None,

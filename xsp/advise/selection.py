@@ -10,6 +10,7 @@ from xsp.advise.advice import Advice, AdviceContext
 from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind
+from xsp.texts import counted
 
 _SORTS = ("aten::sort", "aten::argsort")
 _SLICES = ("aten::slice", "aten::select")
@@ -45,7 +46,7 @@ def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
         calls.interval(ms, calls.interval_factors(context, sorts)).limit(step_ms),
         True,
         100 * ms / step_ms,
-        (f"{len(sorts)} sort{'s' * (len(sorts) > 1)} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
+        (f"{counted(len(sorts), 'sort')} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
         "torch.topk(values, k) finds the largest (largest=False: the smallest) without sorting the others; "
         "torch.max or torch.kthvalue for one",
     )
@@ -121,7 +122,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
         return
     yield Advice(
         "mask-indexing",
-        f"values selected by a mask are copied {len(ops)} time{'s' * (len(ops) > 1)} in a step only to be reduced",
+        f"values selected by a mask are copied {counted(len(ops), 'time')} in a step only to be reduced",
         calls.places(ops),
         calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
         True,

@@ -29,6 +29,7 @@ from xsp.stats import (
     spearman_of,
     spearman_rows,
 )
+from xsp.texts import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,7 +147,7 @@ class LatencyGroup:
     def title(self) -> str:
         """Device, batch and threads, as far as they are known."""
         parts = [self.device, f"batch {self.batch}" if self.batch else ""]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
+        parts += [counted(self.threads, "thread")] if self.threads else []
         return ", ".join(filter(None, parts)) or "all"
 
 

@@ -9,6 +9,7 @@ from xsp import terminal
 from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, LatencyGroup, Regression
 from xsp.sections import Chart, Section, Series, Table, Text
 from xsp.stats import Figure
+from xsp.texts import counted
 
 MOST_HOLES = 10
 _CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs follow latency more closely"}
@@ -105,7 +106,7 @@ def _title(group: LatencyGroup) -> str:
 
 
 def _models(count: int) -> str:
-    return f"{count:,} model{'s' * (count != 1)}"
+    return counted(count, "model")
 
 
 def _verdict(difference: CoefficientDifference) -> str:

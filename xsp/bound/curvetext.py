@@ -12,7 +12,7 @@ from xsp.bound.construct import Construction
 from xsp.bound.curves import GranularityCurve
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
-from xsp.texts import at_least, milliseconds, ns_text
+from xsp.texts import at_least, counted, milliseconds, ns_text
 
 MOST_HOLES = 3
 
@@ -26,7 +26,7 @@ def page(curve: GranularityCurve, source: str, step: str = "") -> str:
 
 def _remarks(curve: GranularityCurve) -> Iterator[str]:
     """Yield texts on facts that are not in the table."""
-    threads = f"{curve.threads} thread{'s' * (curve.threads > 1)}"
+    threads = counted(curve.threads, "thread")
     measured = "no run to compare with (--run DIR)" if curve.measured_ns is None else ns_text(curve.measured_ns)
     yield f"{plain(curve.graph.name)} from blocks of G consecutive calls, {threads}; measured: {measured}."
     best = curve.best

@@ -13,7 +13,7 @@ from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
 from xsp.sections import Branch, Cell, Part, Section, Table, Text, Tree
-from xsp.texts import amount, at_least
+from xsp.texts import amount, at_least, counted
 
 NAME = "graph"
 
@@ -144,7 +144,7 @@ def _partly(convention: str, figures: work.Total, graph: Graph, figure: Callable
         return convention
     operators = list(dict.fromkeys(plain(node.call.op)[:40] for node in graph.computing if figure(node) is None))
     names = operators[0] + (f" and {len(operators) - 1} more" if len(operators) > 1 else "")
-    calls = f"{figures.unknown:,} call{'s' * (figures.unknown > 1)}"
+    calls = counted(figures.unknown, "call")
     return f"{'at least; ' if figures.known is not None else ''}{calls} unknown: {names}"
 
 

@@ -21,6 +21,7 @@ from xsp.predict.baselines import Predictor, Values
 from xsp.predict.configurations import Configurations, Factor, Floats
 from xsp.predict.generic import Fit, Form
 from xsp.predict.robust import Outlier
+from xsp.texts import counted
 
 GENERIC = "generic"
 FOLDS = 5
@@ -153,7 +154,7 @@ def judge(
     """
     groups = len(np.unique(table.groups))
     if groups < LEAST_GROUPS:
-        raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
+        raise UsageError(f"{counted(groups, 'group')} of configurations: at least {LEAST_GROUPS} are needed")
     table, outliers = _without_outliers(table, split, seed)
     groups = len(np.unique(table.groups))
     folds = generic.folds(table.groups, FOLDS, seed)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xsp import clock
 from xsp.analyses.answers import Answers
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
@@ -243,8 +244,8 @@ class _Collective(NamedTuple):
 
 def _add_exposed(running_collectives: Sequence[_Collective], start: int, end: int, totals: list[int]) -> int:
     """Return the nanoseconds of an interval that collectives cover; add them to `totals`, as [reductions, others]."""
-    covered_ns = _covered_ns([collective[:2] for collective in running_collectives], start, end)
-    reduction_ns = _covered_ns(
+    covered_ns = clock.covered_ns([collective[:2] for collective in running_collectives], start, end)
+    reduction_ns = clock.covered_ns(
         [collective[:2] for collective in running_collectives if collective.is_reduction], start, end
     )
     totals[0] += reduction_ns
@@ -268,16 +269,6 @@ def _phase(row: Mapping[str, Any], first_backward: int | None, last_backward: in
     ):
         return "forward"
     return "update" if last_backward is not None and row["start_ns"] > last_backward else "backward"
-
-
-def _covered_ns(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """Return the length of an interval that other intervals, ordered by their start, cover."""
-    covered_ns, covered_end = 0, start
-    for begin, stop in intervals:
-        begin, stop = max(begin, covered_end), min(stop, end)
-        if stop > begin:
-            covered_ns, covered_end = covered_ns + stop - begin, stop
-    return covered_ns
 
 
 class _Reduction(NamedTuple):

@@ -21,6 +21,7 @@ from xsp.bench.transfers import COLLECTIVES, TransferCurve
 from xsp.errors import UsageError
 from xsp.predict.collectives import Link
 from xsp.stats import student
+from xsp.texts import counted
 
 NAME = "measured"
 
@@ -202,7 +203,7 @@ NO_SHARING = Sharing(1.0, 1.0, 0.0, 0.0)
 
 
 def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
+    return counted(count, "thread")
 
 
 def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> Link:

@@ -14,6 +14,7 @@ from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.scrub import plain
 from xsp.terminal import cell
+from xsp.texts import counted
 
 TITLES = {
     "step": "The step",
@@ -132,7 +133,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]],
         column.is_main = name in _MAIN
         column.has_kernels = name == "name" and title == TITLES["kernel"]
         columns.append(column)
-    return FittingTable(title, columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
+    return FittingTable(title, columns, [f"{counted(hidden, 'more row')}"] if hidden else [])
 
 
 def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], hidden: int) -> Iterator[str]:
@@ -143,7 +144,7 @@ def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...
     for row in rows:
         yield "| " + " | ".join(_escaped(cell(value)) for value in row) + " |"
     if hidden:
-        yield f"\n{hidden:,} more row{'s' * (hidden > 1)}"
+        yield f"\n{counted(hidden, 'more row')}"
 
 
 _MARKUP = re.compile(r"([\\`*<|\[]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word is text

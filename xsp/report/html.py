@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -167,7 +166,7 @@ def _as_json(data: Any) -> str:
     try:
         text = encoder.encode(data)
     except ValueError:  # some numbers are not finite, which is rare
-        text = encoder.encode(_finite(data))
+        text = encoder.encode(sections.finite(data))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -212,15 +211,6 @@ def screen_data(screen: FirstScreen) -> dict[str, Any]:
             if lines
         ],
     }
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite, which JSON cannot represent, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(element) for element in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _added_sections(trace: Trace) -> dict[str, Any]:
