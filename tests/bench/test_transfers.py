@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 
 from xsp import sections, terminal
 from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
@@ -268,7 +269,7 @@ def test_an_empty_table_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_timed_is_refused_in_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", *words, "--timings", str(tmp_path / "none")]) == 2
+    assert exit_code("bench", *words, "--timings", str(tmp_path / "none")) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import exit_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -624,9 +625,5 @@ def test_what_cannot_be_is_one_clear_line(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "timings"))
     chain().save(tmp_path / "chain.json")
-    try:
-        code = main(["bound", str(tmp_path / "chain.json"), *more])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    assert code != 0
+    assert exit_code("bound", str(tmp_path / "chain.json"), *more) != 0
     assert said in capsys.readouterr().err

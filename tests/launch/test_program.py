@@ -10,11 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import exit_code
 from depth import deep
 
 import xsp
 from xsp.cli import __main__ as entry
-from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
 from xsp.launch import run as launched
@@ -160,10 +160,7 @@ def test_what_is_no_program_is_refused_in_one_line_that_says_what_to_type(
         monkeypatch.setattr(module, name, unexpected)
     monkeypatch.chdir(place)
     monkeypatch.setenv("PATH", path())
-    try:
-        code = main(["run", "--out", "never", *words.split()])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    code = exit_code("run", "--out", "never", *words.split())
     printed, said = capsys.readouterr()
     assert (code, printed) == (2, "")
     assert said.startswith("xsp: error: ")

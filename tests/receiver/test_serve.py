@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import exit_code
 
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
@@ -363,7 +364,7 @@ def test_an_answer_is_in_the_words_of_the_question(receiver: ServeProcess) -> No
     "options", [["--http", "4318"], ["--http", "off", "--grpc", "off"], ["--max-body", "lots"], ["--connections", "0"]]
 )
 def test_options_that_make_no_sense(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", *options]) == 2
+    assert exit_code("serve", *options) == 2
     assert "xsp: error:" in capsys.readouterr().err
 
 
