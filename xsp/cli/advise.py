@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=options.positive_int, metavar="N", help="pieces of advice that are shown (default: 10)"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
     parser.add_argument(
         "--fill", type=options.duration, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
@@ -82,14 +82,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     trials.add_argument(
         "--history", action="store_true", help="list predicted and measured gain of all trials on this machine"
     )
-    trials.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    options.add_quiet_option(trials)
     group = parser.add_argument_group("the model, if SOURCE is one")
-    group.add_argument(
-        "--threads",
-        type=options.positive_int,
-        metavar="N",
-        help="threads of the step (default: those of the run, or all cores)",
-    )
+    options.add_threads_option(group)
     options.add_step_options(group)
     parser.set_defaults(sequence=None)  # a run has its own
 

@@ -129,18 +129,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_phase_options(group)
     options.add_seed_option(group)
     group = parser.add_argument_group("the timings")
-    group.add_argument(
-        "--timings",
-        type=Path,
-        metavar="DIR",
-        help="folder of timings (default: the variable XSP_TIMINGS, or in the user's cache)",
-    )
+    options.add_timings_option(group)
     group.add_argument("--list", action="store_true", help="list the existing timings by environment")
     group.add_argument("--check", action="store_true", help="repeat 20 timings, compare, keep nothing")
     group.add_argument("--compact", action="store_true", help="merge the files of this machine into one")
     group.add_argument("--export", type=Path, metavar="FILE", help="write all timings into one file")
     group.add_argument("--import", type=Path, dest="import_", metavar="FILE", help="add the timings of such a file")
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

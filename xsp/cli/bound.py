@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "estimate the least time of a step call by call, and explain the rest"
 
-FORMATS = ("table", "json")
-
 SEQUENCE = 128
 """Default of --sequence."""
 
@@ -85,19 +83,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="forward, backward and update of a training step, in total and by layer, with gradients",
     )
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
+    options.add_timings_option(parser)
     parser.add_argument("--like", metavar="HASH", help="use timings of this environment where this machine has none")
     parser.add_argument(
         "--partial",
         action="store_true",
         help="print totals although less than 95 %% of the time is known, as lower limits",
     )
-    parser.add_argument(
-        "--threads",
-        type=options.positive_int,
-        metavar="N",
-        help="threads of the step (default: those of the run, or all cores)",
-    )
+    options.add_threads_option(parser)
     options.add_step_options(parser)
     options.add_size_option(parser)
     parser.add_argument(
@@ -130,7 +123,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a page: ladder, waterfall by layer, calls with the longest path",
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

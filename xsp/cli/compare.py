@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", metavar="KIND",
         help="kind of step, by number or part of its name (default: the one with most of the loop's time)",
     )  # fmt: skip
-    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    options.add_skip_damaged_option(parser)
     group = parser.add_argument_group("programs that run in turns")
     group.add_argument(
         "--turns",
@@ -108,7 +108,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--levels", metavar="LEVELS", help="recorded levels (default: M/L): M, M/L, M/L/G, or names")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the order within each turn (default: 0)")
     group.add_argument("--overwrite", action="store_true", help="replace an existing comparison")
-    group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    options.add_quiet_option(group)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a request is retried (default: 60, or 1 if nothing listens on this machine)",
     )
-    sending.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    options.add_quiet_option(sending)
 
 
 def run(args: argparse.Namespace) -> int:

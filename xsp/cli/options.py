@@ -287,6 +287,46 @@ def _sizes(text: str) -> dict[str, int]:
     return by_name
 
 
+def add_format_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that prints tables for people, or JSON."""
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def add_quiet_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that shows how far it is."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def add_skip_damaged_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that loads runs."""
+    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+
+
+def add_timings_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that reads timings of calls."""
+    parser.add_argument(
+        "--timings",
+        type=Path,
+        metavar="DIR",
+        help="folder of timings (default: the variable XSP_TIMINGS, or in the user's cache)",
+    )
+
+
+def add_threads_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that explains a step by timings of its calls."""
+    parser.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="threads of the step (default: those of the run, or all cores)",
+    )
+
+
+def add_fit_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that uses a fit of `xsp predict fit`."""
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
+
+
 def add_seed_option(parser: argparse._ActionsContainer) -> None:
     """Add the seed of a command in which only weights and inputs are random."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")

@@ -45,8 +45,6 @@ SUMMARY = "predict the time of a training step on N ranks"
 PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
 """Modules of the subcommands, by name; a run with such a name is typed as ./fit."""
 
-FORMATS = ("table", "json")
-
 ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree")
 
 MOST_NUMBERS = 32
@@ -139,7 +137,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured: this machine, by `xsp bench "
         "collectives`; required for more than one rank",
     )
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: that of xsp bench)")
+    options.add_timings_option(parser)
     parser.add_argument(
         "--algorithm",
         default="auto",
@@ -209,7 +207,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chakra", type=Path, metavar="DIR", help="write the step on the most ranks as Chakra's traces, rank.N.et"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
