@@ -199,11 +199,11 @@ def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_import
 
 def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xsp.receiver.limits import RequestLimits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.server import Receiver, address
 
     output = io.StringIO()
     monkeypatch.setattr("sys.stdout", output)
-    server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, RequestLimits(), progress.echo)
+    server = Receiver(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, RequestLimits(), progress.echo)
     server.start()
     attributes = [{"key": f"{key}{odd}", "value": {"stringValue": f"{key}{ESCAPES}"}}
                   for odd in ("", ESCAPES) for key in ("service.name", "xsp.run.id", "host.name")]  # fmt: skip

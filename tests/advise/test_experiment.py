@@ -15,7 +15,7 @@ from xsp.advise import Advice, Interval, experiment, records, rerun, text
 from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, TrialPlan, TrialResult
 from xsp.cli import advise, main
 from xsp.comparison import turns
-from xsp.comparison.commands import Program
+from xsp.comparison.commands import ComparedProgram
 from xsp.device import machine
 from xsp.errors import ProgramError, UsageError
 from xsp.run import Machine, Run
@@ -120,14 +120,14 @@ def test_the_best_trials_are_selected_once_each() -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> TrialPlan:
-    return TrialPlan(Program("train.py", ("python",), "run", ("train.py",)), tmp_path, turns=3)
+    return TrialPlan(ComparedProgram("train.py", ("python",), "run", ("train.py",)), tmp_path, turns=3)
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Exception | None = None) -> list[str]:
     """Replace `turns.take`: it runs nothing, leaves the reports of the first turn, and then begins the second."""
     trials: list[str] = []
 
-    def take(sides: Any, series: turns.Turns, levels: str, progress: Any, **changes: Any) -> None:
+    def take(sides: Any, series: turns.ComparedTurns, levels: str, progress: Any, **changes: Any) -> None:
         trials.append(sides[1].program.trial)
         if error is not None:
             raise error

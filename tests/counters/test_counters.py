@@ -162,9 +162,9 @@ def test_bytes_and_occupancy_go_by_several_names() -> None:
 # --- joining ------------------------------------------------------------------------------------------
 
 
-def kernel(key: str, name: str, order: int, layer: str | None = None, grid: int | None = 8) -> joining.Kernel:
+def kernel(key: str, name: str, order: int, layer: str | None = None, grid: int | None = 8) -> joining.TimedKernel:
     shape = ((grid, 1, 1), (128, 1, 1)) if grid is not None else (None, None)
-    return joining.Kernel(key, name, (order, 0), 10.0, *shape, layer)
+    return joining.TimedKernel(key, name, (order, 0), 10.0, *shape, layer)
 
 
 def row(name: str, layer: str | None = None, grid: int | None = 8, marker: float = 0) -> reading.ReplayedKernel:

@@ -149,7 +149,7 @@ def test_too_many_spans_in_one_request_are_refused_and_nothing_is_stored(
 ) -> None:
     monkeypatch.setattr(journal, "MAX_SPANS", 3)
     receiving = RunWriter(tmp_path / "out", lambda _: None)
-    with pytest.raises(journal.TooLarge, match="more than 3 spans"):
+    with pytest.raises(journal.BodyTooLarge, match="more than 3 spans"):
         receiving.store([*requests(1), *requests(2)])
     assert receiving.store(requests(1)).spans == 2
     receiving.close()

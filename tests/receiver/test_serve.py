@@ -388,10 +388,10 @@ def test_of_two_receivers_of_one_directory_one_is_refused(
 
 def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
     from xsp.receiver.limits import RequestLimits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.server import Receiver, address
 
     said: list[str] = []
-    server = Server(tmp_path / "received", address("0.0.0.0:0"), None, RequestLimits(), said.append)
+    server = Receiver(tmp_path / "received", address("0.0.0.0:0"), None, RequestLimits(), said.append)
     server.start()
     server.close()
     assert said[1] == "warning: --http 0.0.0.0:0: everybody who can reach this address can send spans"

@@ -6,7 +6,6 @@ from xsp.account import requests as served
 from xsp.analyses.contract import Table, analysis, values
 from xsp.serving import PARTS
 from xsp.store.trace import Trace
-from xsp.texts import milliseconds
 
 
 def _reason_without_requests(trace: Trace) -> str | None:
@@ -38,7 +37,7 @@ def requests(trace: Trace) -> Table:
     first_ns = min((each.start_ns for each in found), default=0)
     rows = [
         (
-            each.request, each.status, each.latency_ns / 1e6, milliseconds(each.ttft_ns), milliseconds(each.tpot_ns),
+            each.request, each.status, each.latency_ns / 1e6, _ms(each.ttft_ns), _ms(each.tpot_ns),
             reasons.get((each.rank, each.engine, each.request, each.start_ns)), each.prompt_tokens, each.output_tokens,
             *(None if name == "queue" and not each.has_arrival else each.parts[name] / 1e6 for name in PARTS),
             each.steps, (each.start_ns - first_ns) / 1e9, each.engine, each.rank,
@@ -73,7 +72,7 @@ def engine_steps(trace: Trace) -> Table:
     found = served.steps(trace)
     rows = [
         (
-            each.number, each.kind, each.dur_ns / 1e6, milliseconds(gap_ns), each.requests, each.prefill_tokens,
+            each.number, each.kind, each.dur_ns / 1e6, _ms(gap_ns), each.requests, each.prefill_tokens,
             each.decode_tokens, (each.start_ns - found[0].start_ns) / 1e9, each.engine, each.rank,
         )
         for each, gap_ns in zip(found, served.gaps(trace), strict=True)
@@ -96,11 +95,15 @@ def engine_kinds(trace: Trace) -> Table:
     """Time and tokens of each kind of step of an engine; means of a step, but for `gap_ms`, a median."""
     rows = [
         (
-            each.kind, each.steps, 100 * each.share, milliseconds(each.median_ns),
-            *map(milliseconds, (each.mean.value, *each.mean.ends) if each.mean is not None else (None,) * 3),
-            milliseconds(each.gap_ns), each.requests, each.prefill_tokens, each.decode_tokens, each.tokens_per_s,
-            each.engine, each.rank,
+            each.kind, each.steps, 100 * each.share, _ms(each.median_ns),
+            *(_ms(end) for end in ((each.mean.value, *each.mean.ends) if each.mean is not None else (None,) * 3)),
+            _ms(each.gap_ns), each.requests, each.prefill_tokens, each.decode_tokens, each.tokens_per_s, each.engine,
+            each.rank,
         )
         for each in served.kinds(trace)
     ]  # fmt: skip
     return values(trace, "engine_kinds_table", _KIND_COLUMNS, rows)
+
+
+def _ms(ns: float | None) -> float | None:
+    return ns / 1e6 if ns is not None else None

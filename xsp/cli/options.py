@@ -21,7 +21,7 @@ from xsp.texts import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from xsp import models
     from xsp.analyses import Analysis
-    from xsp.comparison.commands import Program
+    from xsp.comparison.commands import ComparedProgram
     from xsp.record.settings import Settings
 
 
@@ -142,7 +142,7 @@ def one_subject(sources: Sequence[str]) -> Any:
     return load(sources)
 
 
-def check_in_turns(program: Program) -> None:
+def check_in_turns(program: ComparedProgram) -> None:
     """Check the options of xsp in the command of a program that runs in turns.
 
     Raises:

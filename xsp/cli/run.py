@@ -35,7 +35,7 @@ from xsp.record.budget import USE_DEFAULT
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
-    from xsp.launch.program import OtherInterpreter, Program
+    from xsp.launch.program import LaunchedProgram, OtherInterpreter
     from xsp.launch.ranks import LauncherCommand
 
 SUMMARY = "profile a program without changing it"
@@ -153,7 +153,7 @@ def _budget(args: argparse.Namespace) -> str | None:
     return None if explicit else USE_DEFAULT
 
 
-def _target(args: argparse.Namespace) -> Program | OtherInterpreter | LauncherCommand:
+def _target(args: argparse.Namespace) -> LaunchedProgram | OtherInterpreter | LauncherCommand:
     """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
@@ -163,7 +163,7 @@ def _target(args: argparse.Namespace) -> Program | OtherInterpreter | LauncherCo
     if not args.module and (job := ranks.parse_job(words)) is not None:
         return job
     target = program.parse_program(words, args.module)
-    plain_program = target if isinstance(target, program.Program) else target.program
+    plain_program = target if isinstance(target, program.LaunchedProgram) else target.program
     if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target
     return target

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
     from xsp.connections import ConnectionLimits
     from xsp.receiver.limits import RequestLimits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.server import Receiver, address
 
     if args.connections < 1 or not 0 < args.timeout < float("inf"):
         raise UsageError("--connections and --timeout must be above 0")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
     with _signals() as wakeup:  # a second signal ends it at once; received data still loads
-        server = Server(args.out, http, grpc, limits, lambda line: progress.echo(line, flush=True))
+        server = Receiver(args.out, http, grpc, limits, lambda line: progress.echo(line, flush=True))
         server.start()
         wakeup.recv(1)
     if not server.close():  # a thread still puts spans in order; the next receiver continues

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.device_capacity is not None and not args.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(args.evict)
-    host_store = store.Store(wire.directory(args.dir), capacity, eviction)
+    host_store = store.WeightStore(wire.directory(args.dir), capacity, eviction)
     device_stores = devicestore.start_device_stores(host_store, args.device, args.device_capacity, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
     message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"

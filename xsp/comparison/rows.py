@@ -10,11 +10,11 @@ import duckdb
 
 from xsp import table
 from xsp.comparison import evidence, parts, series
-from xsp.comparison.align import Align, Pair, align, by_name, merge_runs
+from xsp.comparison.align import Align, MatchedPair, align, by_name, merge_runs
 from xsp.comparison.comparable import SettingDifference, differences, have_same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.parts import memory
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column
 from xsp.store.trace import Trace
@@ -23,12 +23,12 @@ from xsp.texts import percent_of
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
 
-_PARTS: tuple[tuple[str, Callable[[Trace], list[Series]]], ...] = (
+_PARTS: tuple[tuple[str, Callable[[Trace], list[RowTimes]]], ...] = (
     ("phase", parts.phases),
     ("idle", parts.idle),
     ("launch", parts.launches),
 )
-_SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
+_SECTIONS: tuple[tuple[str, Callable[[Trace], list[RowTimes]], Align], ...] = (
     ("kernel class", series.kernel_classes, by_name),
     ("operator on device", series.operators_on_device, by_name),
     ("call", series.phases, align),
@@ -198,7 +198,12 @@ def _names(runs: Sequence[Trace]) -> str:
 
 
 def _section(
-    section: str, a: list[list[Series]], b: list[list[Series]], pairing: Align, repeats: Repeats, is_comparable: bool
+    section: str,
+    a: list[list[RowTimes]],
+    b: list[list[RowTimes]],
+    pairing: Align,
+    repeats: Repeats,
+    is_comparable: bool,
 ) -> list[ComparedRow]:
     """Return the rows of a section.
 
@@ -216,7 +221,7 @@ def _section(
     return _rows(section, pairing(rows_a, rows_b), repeats, is_comparable)
 
 
-def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, is_comparable: bool) -> list[ComparedRow]:
+def _rows(section: str, pairs: Sequence[MatchedPair], repeats: Repeats, is_comparable: bool) -> list[ComparedRow]:
     """Return the rows of a section; their p-values are adjusted for each other."""
     results = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
     p_values = repeats.adjusted([result.p if result is not None else None for result in results])
@@ -230,8 +235,8 @@ def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, is_comparable: 
 
 def _common_row(
     section: str,
-    a: Series,
-    b: Series,
+    a: RowTimes,
+    b: RowTimes,
     alignment: str | None,
     result: Evidence,
     p: float | None,
@@ -274,7 +279,7 @@ def _verdict(section: str, result: Evidence, p: float | None, count: int, repeat
     return repeats.verdict(result, p, count)
 
 
-def _unmatched_row(section: str, pair: Pair, repeats: Repeats) -> ComparedRow:
+def _unmatched_row(section: str, pair: MatchedPair, repeats: Repeats) -> ComparedRow:
     """Return the row of a pair that only one side has."""
     row = pair.a or pair.b
     assert row is not None
@@ -290,15 +295,15 @@ def _unmatched_row(section: str, pair: Pair, repeats: Repeats) -> ComparedRow:
     )  # fmt: skip
 
 
-def _steps(row: Series) -> int:
+def _steps(row: RowTimes) -> int:
     return row.repeats if row.steps is None else row.steps
 
 
-def _runs(row: Series) -> int:
+def _runs(row: RowTimes) -> int:
     return 1 if row.steps is None else len(row.values)
 
 
-def _spread_percent(row: Series) -> float | None:
+def _spread_percent(row: RowTimes) -> float | None:
     """Return the standard deviation of a side's runs in percent of their mean; None for a single run."""
     if _runs(row) < 2 or not (mean := statistics.fmean(row.values)):
         return None

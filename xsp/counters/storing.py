@@ -14,7 +14,7 @@ import duckdb
 
 from xsp import rundir, table
 from xsp.counters import joining, reading
-from xsp.counters.joining import JoinResult, Kernel
+from xsp.counters.joining import JoinResult, TimedKernel
 from xsp.device import metrics
 from xsp.device.metrics import KernelFigures
 from xsp.errors import TraceError, UsageError
@@ -23,7 +23,7 @@ from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Grade, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
-from xsp.store.write import Store
+from xsp.store.write import RunWriter
 
 SOURCE = "counters"
 """Source of notes on counters in `run.json`, and key of the reason if there are no counters."""
@@ -79,7 +79,7 @@ def note_absence(run: Path, reason: str) -> None:
     rundir.write_run(run, content | {"absent": {**content.absent, SOURCE: reason}})
 
 
-def kernels_of(trace: Trace) -> list[Kernel]:
+def kernels_of(trace: Trace) -> list[TimedKernel]:
     """Return the kernels of the merged step."""
     layers = layers_of(trace)
     rows = trace.con.execute(
@@ -90,7 +90,7 @@ def kernels_of(trace: Trace) -> list[Kernel]:
         """
     ).fetchall()
     return [
-        Kernel(
+        TimedKernel(
             key=key,
             name=name,
             order=(correlation or 0, start),
@@ -117,7 +117,7 @@ def _size(text: str | None) -> reading.Size | None:
     return (numbers[0], numbers[1], numbers[2]) if isinstance(numbers, list) and len(numbers) == 3 else None
 
 
-def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, KernelFigures]) -> JoinResult:
+def _join_report(report: Path, kernels: Sequence[TimedKernel], by_kernel: dict[str, KernelFigures]) -> JoinResult:
     """Join one report, and add its figures to those of the others."""
     result = joining.join(kernels, reading.read(report))
     for key, row in result.rows.items():
@@ -176,7 +176,7 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Ke
 
 
 def _summary(
-    kernels: Sequence[Kernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]
+    kernels: Sequence[TimedKernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]
 ) -> dict[str, Any]:
     """Return the summary of the join: kernels with counters, and their share of device time."""
     ns = sum(kernel.ns for kernel in kernels)
@@ -221,6 +221,6 @@ def _finish(run: Path, content: Run, summary: dict[str, Any], sentences: Sequenc
     notes = [note for note in content.notes if note.source != SOURCE]
     absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
     content = (content | {"absent": absent, "counters": summary, "notes": notes}).with_notes(SOURCE, sentences)
-    Store(run).finish(content)
+    RunWriter(run).finish(content)
     if content.checksums:
         rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from xsp import clock
 from xsp.collector import Collector
-from xsp.instrumentation.sampling import Model, SampledCall
+from xsp.instrumentation.sampling import SampledCall, TracedModel
 from xsp.instrumentation.windows import CallWindow, Windows
 from xsp.instrumentation.worker import CallRequest, RecordedCalls, attributes
 from xsp.record.collecting import Collecting, Listener
@@ -38,7 +38,7 @@ MOST_UNREAD = 256
 OVERLOADED = "calls came faster than they could be delivered"
 
 
-class Calls:
+class CallRecorder:
     """The calls of this process, from the begin of a call until its spans are in the queue."""
 
     def __init__(self, collecting: Collecting) -> None:
@@ -150,7 +150,7 @@ class Calls:
         else:
             span.end(call.end + call.anchor.offset_ns)
 
-    def fail(self, model: Model, error: Exception, is_pending: bool = False) -> None:
+    def fail(self, model: TracedModel, error: Exception, is_pending: bool = False) -> None:
         """Count a call whose spans are lost because xsp failed."""
         reason = f"xsp failed: {type(error).__name__}: {error}"
         if is_pending:
@@ -280,7 +280,7 @@ class Calls:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def wait_until_ended(self, models: set[Model], deadline: float) -> None:
+    def wait_until_ended(self, models: set[TracedModel], deadline: float) -> None:
         """Wait for running calls of these models until `deadline`, a time of `time.monotonic`."""
         while any(call.model in models for call in list(self.running.values())) and time.monotonic() < deadline:
             time.sleep(0.001)

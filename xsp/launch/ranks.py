@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UnwritableError, UsageError
 from xsp.launch import children, rerun
-from xsp.launch.program import Program, parse_program
+from xsp.launch.program import LaunchedProgram, parse_program
 from xsp.launch.run import Launch
 from xsp.record import output
 from xsp.record.terminal import say
@@ -67,7 +67,7 @@ class LauncherCommand:
 
     module: str
     options: tuple[str, ...]
-    program: Program
+    program: LaunchedProgram
 
 
 def parse_job(words: Sequence[str]) -> LauncherCommand | None:
@@ -106,7 +106,10 @@ def _parse(name: str, launcher: _Launcher, words: list[str]) -> LauncherCommand:
             if not launcher_options.module:
                 options = [*options, "--module"]  # `xsp.cli` is a module
             return LauncherCommand(
-                name, launcher.module, tuple(options), Program(target, tuple(arguments), bool(launcher_options.module))
+                name,
+                launcher.module,
+                tuple(options),
+                LaunchedProgram(target, tuple(arguments), bool(launcher_options.module)),
             )
     raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
 

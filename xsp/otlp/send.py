@@ -21,17 +21,17 @@ import requests
 from xsp import atomic
 from xsp.errors import DeliveryError, OutputError
 from xsp.otlp import encode, transport
-from xsp.otlp.encode import Request
-from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.otlp.encode import EncodedRequest
+from xsp.otlp.endpoint import OtlpEndpoint, OtlpProtocol
 from xsp.otlp.transport import (
     ConnectionRefused,
     GrpcSender,
     HttpSender,
     ReceiverAnswer,
     Refused,
+    RequestTooLarge,
     RetryableError,
     Sender,
-    TooLarge,
     as_json,
 )
 
@@ -74,12 +74,12 @@ class SendCounts:
             self.messages.append(message)
 
 
-class Exporter:
+class RetryingSender:
     """Delivers requests to one endpoint, and retries for a limited time."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: OtlpEndpoint,
         patience_s: float,
         stop: threading.Event | None = None,
         starting_s: float | None = None,
@@ -104,7 +104,7 @@ class Exporter:
         """Close the sender; a file appears only if `complete`."""
         self._sender.close(complete)
 
-    def deliver(self, request: Request) -> bool:
+    def deliver(self, request: EncodedRequest) -> bool:
         """Deliver one request, split into smaller ones if necessary, and count the outcome.
 
         Returns:
@@ -115,13 +115,13 @@ class Exporter:
         """
         try:
             answer = self._send(request.body)
-        except TooLarge as error:
+        except RequestTooLarge as error:
             halves = transport.halves(request.body)
             if len(halves) < 2:
                 self._reject(ReceiverAnswer(request.spans, str(error)))
                 return False
             self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-            accepted = [self.deliver(Request(*half)) for half in halves]
+            accepted = [self.deliver(EncodedRequest(*half)) for half in halves]
             return all(accepted)
         except Refused as error:
             if error.is_permanent:
@@ -161,13 +161,13 @@ class Exporter:
 # One request of spans to one endpoint: over HTTP, over gRPC, or into a file.
 #
 # A sender sends a request once, and returns the number of rejected spans or raises one of three errors, because OTLP
-# defines for each answer whether the same request may be sent again. `Exporter` does the retries.
+# defines for each answer whether the same request may be sent again. `RetryingSender` does the retries.
 
 
 _LENGTH = struct.Struct(">I")
 
 
-def sender(endpoint: Endpoint) -> Sender:
+def sender(endpoint: OtlpEndpoint) -> Sender:
     """Return the sender for an endpoint. It connects when it sends.
 
     Raises:
@@ -176,7 +176,7 @@ def sender(endpoint: Endpoint) -> Sender:
     """
     if endpoint.is_file:
         return _FileSender(endpoint)
-    return GrpcSender(endpoint) if endpoint.protocol is Protocol.GRPC else HttpSender(endpoint)
+    return GrpcSender(endpoint) if endpoint.protocol is OtlpProtocol.GRPC else HttpSender(endpoint)
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ def sender(endpoint: Endpoint) -> Sender:
 class _FileSender:
     """A file in the format of the Collector's file exporter: a request per line, or length and message."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._path, self._is_json_lines = Path(endpoint.url), endpoint.protocol is Protocol.JSON_LINES
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        self._path, self._is_json_lines = Path(endpoint.url), endpoint.protocol is OtlpProtocol.JSON_LINES
         self._temporary = atomic.temporary_path(self._path)
         with self._output_errors():
             self._file: IO[bytes] = open(self._temporary, "wb")  # noqa: SIM115 — closed by close()
@@ -218,7 +218,7 @@ class _FileSender:
 JAEGER_PORT = 16686
 
 
-def jaeger_page(endpoint: Endpoint, trace_id: str) -> str | None:
+def jaeger_page(endpoint: OtlpEndpoint, trace_id: str) -> str | None:
     """Return the URL at which a Jaeger on this machine shows a trace that was sent to it; None if none does."""
     if endpoint.is_file or not endpoint.is_this_machine:
         return None

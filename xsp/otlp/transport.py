@@ -33,7 +33,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from xsp.errors import DeliveryError, UsageError
-from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.otlp.endpoint import OtlpEndpoint, OtlpProtocol
 from xsp.version import __version__
 
 AGENT = f"xsp/{__version__}"
@@ -62,7 +62,7 @@ class ConnectionRefused(RetryableError):
     """Nothing listens at an address of this machine: a retry helps only while a receiver is starting."""
 
 
-class TooLarge(DeliveryError):
+class RequestTooLarge(DeliveryError):
     """The receiver accepts only smaller requests."""
 
 
@@ -98,7 +98,7 @@ def status(content: bytes) -> Status:
         return Status()
 
 
-def answer(response: ExportTraceServiceResponse, endpoint: Endpoint) -> ReceiverAnswer:
+def answer(response: ExportTraceServiceResponse, endpoint: OtlpEndpoint) -> ReceiverAnswer:
     """Return the answer of a receiver that accepted the request, without the endpoint's secrets."""
     partial = response.partial_success
     return ReceiverAnswer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
@@ -170,9 +170,9 @@ _NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
 class HttpSender:
     """OTLP over HTTP, with one persistent connection."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
         self._endpoint = endpoint
-        self._json = endpoint.protocol is Protocol.HTTP_JSON
+        self._json = endpoint.protocol is OtlpProtocol.HTTP_JSON
         parts = urlsplit(endpoint.url)
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self._session = self._new_session()
@@ -257,7 +257,7 @@ class HttpSender:
             return self._accepted(content, kind)
         text = f"{self._endpoint.name}: {code} {response.reason or ''}".rstrip() + self._message(content, kind)
         if code == 413:
-            raise TooLarge(text)
+            raise RequestTooLarge(text)
         if code in _RETRYABLE:
             raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
@@ -362,7 +362,7 @@ _OTHER_PORT = (
 class GrpcSender:
     """OTLP over gRPC; requests are sent as encoded bytes."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
         self._endpoint = endpoint
         compression = grpc.Compression.Gzip if endpoint.gzip else grpc.Compression.NoCompression
         options = [("grpc.primary_user_agent", AGENT), ("grpc.enable_retries", 0)]
@@ -411,7 +411,7 @@ class GrpcSender:
             return RetryableError(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             if "larger than max" in details:
-                return TooLarge(text)
+                return RequestTooLarge(text)
             delay_s = _retry_info(call)
             return Refused(text) if delay_s is None else RetryableError(text, delay_s)
         return Refused(text, is_permanent=code in _UNUSABLE_CODES)
@@ -421,7 +421,7 @@ class GrpcSender:
         self._channel.close()
 
 
-def _credentials(endpoint: Endpoint) -> grpc.ChannelCredentials:
+def _credentials(endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:
     files = [
         Path(name).read_bytes() if name else None for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
     ]

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from xsp.errors import UsageError
 from xsp.otlp import folding, ordered
-from xsp.otlp.folding import NONE, FoldingPlan, Indices, Spans
+from xsp.otlp.folding import NONE, FoldingPlan, Indices, SpanColumns
 from xsp.schema import COLUMNS, Level
 
 BUDGET = 10_000
@@ -118,7 +118,7 @@ def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
     )
 
 
-def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
+def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> SpanColumns:
     condition = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
     columns = con.execute(
         f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,

@@ -20,7 +20,7 @@ from xsp.connections import Connections, State
 from xsp.errors import OutputError, TraceError
 from xsp.receiver.http import PROTOBUF, parts_of, response_of
 from xsp.receiver.journal import RunWriter
-from xsp.receiver.limits import MemoryBudget, MemoryFull, RequestLimits, TooLarge
+from xsp.receiver.limits import BodyTooLarge, MemoryBudget, MemoryFull, RequestLimits
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 THREADS = 8
@@ -116,7 +116,7 @@ class OtlpGrpcServer:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the request did not arrive in time; send again")
             request.enter(State.WORK)
             return await self._loop.run_in_executor(self._threads, self._store, arrival.result())
-        except TooLarge as error:
+        except BodyTooLarge as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TraceError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

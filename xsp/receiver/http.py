@@ -22,12 +22,12 @@ from xsp.importers.otlp import ScopeSpans
 from xsp.receiver.journal import RequestResult, RunWriter
 from xsp.receiver.limits import (
     CHUNK,
+    BodyTooLarge,
     DamagedBody,
     MemoryBudget,
     MemoryFull,
     RequestLimits,
     Share,
-    TooLarge,
     check_json,
     check_protobuf,
     gunzip,
@@ -111,11 +111,11 @@ class _Request(DeadlineHandler):
             content = bytearray()
             for piece in self._body_pieces():
                 if len(content) + len(piece) > limit:
-                    raise TooLarge(f"more than {limit} bytes; send smaller requests")
+                    raise BodyTooLarge(f"more than {limit} bytes; send smaller requests")
                 share.acquire(len(piece))
                 content += piece
             return kind, gunzip(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
-        except TooLarge as error:
+        except BodyTooLarge as error:
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except DamagedBody as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
@@ -138,7 +138,7 @@ class _Request(DeadlineHandler):
             raise RequestError(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
         size = self._parse_length(content_length.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
-            raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
+            raise BodyTooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
         yield from self._read_exactly(size)
 
     def _parse_length(self, text: bytes, base: int) -> int:
@@ -161,7 +161,7 @@ class _Request(DeadlineHandler):
     def _store(self, kind: str, body: bytes) -> RequestResult:
         try:
             return self.server.writer.store(parts_of(kind, body))
-        except TooLarge as error:
+        except BodyTooLarge as error:
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except TraceError as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error

@@ -39,7 +39,7 @@ from xsp.ingest.received import put_in_order
 from xsp.ingest.write import has_derived_steps
 from xsp.receiver.commits import GroupCommit
 from xsp.receiver.directories import Arrival, RunDirectory
-from xsp.receiver.limits import TooLarge
+from xsp.receiver.limits import BodyTooLarge
 from xsp.run import Run
 from xsp.schema import Span
 
@@ -91,7 +91,7 @@ class _Request(NamedTuple):
         spans: dict[tuple[str, str], list[Span]] = {}
         for span, run_id in reader.rows(parts):
             if reader.losses.spans > MAX_SPANS:
-                raise TooLarge(f"more than {MAX_SPANS} spans; send smaller requests")
+                raise BodyTooLarge(f"more than {MAX_SPANS} spans; send smaller requests")
             key = run_id, span.trace_id or ""
             found = spans.get(key)
             if found is None:

@@ -46,7 +46,7 @@ def address(text: str) -> Address | None:
     return Address(host, int(port))
 
 
-class Server:
+class Receiver:
     """A receiver that accepts requests until it is closed."""
 
     def __init__(

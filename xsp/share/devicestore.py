@@ -32,7 +32,7 @@ from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver, wire
 from xsp.share.serving import CopyResult, Serving, error_text
-from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
+from xsp.share.shelf import Client, Eviction, Object, Shelf, StoreSpan
 from xsp.share.weights import StoredTensor
 from xsp.share.wire import device_socket, in_memory
 from xsp.texts import size_text
@@ -55,7 +55,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 class DeviceObject(Object):
     """Weights on a device."""
 
-    device: driver.Device = field(kw_only=True)
+    device: driver.SharingDevice = field(kw_only=True)
     host_weights: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
@@ -202,7 +202,7 @@ class DeviceStore(Serving[DeviceObject]):
             stored.difference = difference
             self.shelf.withdraw(stored)
 
-    def _hand_over(self, client: Client, stored: DeviceObject, hit: bool, spans: Iterable[Span]) -> None:
+    def _hand_over(self, client: Client, stored: DeviceObject, hit: bool, spans: Iterable[StoreSpan]) -> None:
         with contextlib.suppress(OSError):  # the process is not visible from here: its connection counts
             client.process = os.pidfd_open(client.pid)
             self._selector.register(
@@ -228,7 +228,7 @@ class DeviceStore(Serving[DeviceObject]):
 
     def _copy(self, key: str, source: str) -> CopyResult[DeviceObject]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""
-        spans: list[Span] = []
+        spans: list[StoreSpan] = []
         reserved, address = 0, 0
         try:
             host_weights = host.attach(f"sha256:{key}", self.folder)
@@ -239,7 +239,9 @@ class DeviceStore(Serving[DeviceObject]):
             reserved = allocated
             address, evicted_more = self._allocate(allocated, source)
             if evicted + evicted_more:
-                spans.append(Span(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns()))
+                spans.append(
+                    StoreSpan(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns())
+                )
             copy_start = clock.monotonic_ns()
             for offset in range(0, size, PIECE):
                 if not self._is_running:
@@ -248,7 +250,7 @@ class DeviceStore(Serving[DeviceObject]):
             self.device.synchronise()  # before any client opens it, so that no other process has to wait for an event
             handle = self.device.handle(address)
             copy_end = clock.monotonic_ns()
-            spans.append(Span("share.device.copy", copy_start, copy_end))
+            spans.append(StoreSpan("share.device.copy", copy_start, copy_end))
             stored = DeviceObject(
                 key, address, allocated, len(host_weights.tensors), source,
                 copy_ns=copy_end - copy_start, device=self.device, host_weights=host_weights, handle=handle, size=size,

@@ -24,7 +24,7 @@ LOW_LARGE_SHARE = 0.5
 """If less than this share of the weights has large pages, the text reports it: it explains a slower first call."""
 
 
-class Verdict(NamedTuple):
+class SharingVerdict(NamedTuple):
     """The verdict on a measurement."""
 
     verdict: str
@@ -60,7 +60,7 @@ def difference(measurement: Measurement, state: str) -> tuple[evidence.Evidence,
     return result, method.verdict(result, method.adjusted([result.p])[0], min(len(a), len(b)))
 
 
-def verdict_of(measurement: Measurement) -> Verdict:
+def verdict_of(measurement: Measurement) -> SharingVerdict:
     """Return the verdict against `load_file` with a warm store, because `load_file` shares its pages as well."""
     result, time_verdict = difference(measurement, WARM)
     memory_from = break_even_processes(measurement, MMAP)
@@ -81,7 +81,7 @@ def verdict_of(measurement: Measurement) -> Verdict:
             f"cannot tell: {measurement.turns} turns do not show whether attach saves {100 * LEAST_GAIN:.0f} % or more "
             f"over load_file: it saves {gain}"
         )
-    return Verdict(
+    return SharingVerdict(
         kind,
         sentence if kind == CANNOT_TELL else f"{kind}: {sentence}",
         memory_from,
@@ -119,7 +119,7 @@ def document(measurement: Measurement) -> Section:
     return Section(f"{measurement.source}{module}: {size}; {turns}", tuple(parts))
 
 
-def _memory(measurement: Measurement, verdict: Verdict) -> Iterator[Part]:
+def _memory(measurement: Measurement, verdict: SharingVerdict) -> Iterator[Part]:
     if len(measurement.memory) < len(WAYS):
         yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
         return

@@ -25,7 +25,7 @@ from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Marker,
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
-from xsp_collectors.cuda.libraries import Ranges
+from xsp_collectors.cuda.libraries import LibraryRanges
 from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
 
 
@@ -44,13 +44,13 @@ class CuptiActivities(DeviceCollector):
         self._claim: claim.Claim | None = None
         self._recording: Recording | None = None
         self._records = Records()
-        self._ranges = Ranges()
+        self._ranges = LibraryRanges()
         self._captures = graphs.Captures()
         self._threads = ThreadNumbers()
         self._names = CallNames()
         self._injection = Injection(self._parts.library)
         self._clock = HostClock(self._parts.library)
-        self._outcome: cuptitrial.Outcome | None = None
+        self._outcome: cuptitrial.TrialOutcome | None = None
         self._process = os.getpid()
         self._is_open = False
         self._is_on = False
@@ -121,7 +121,7 @@ class CuptiActivities(DeviceCollector):
         self._notes.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
         if self._ranges.open_count:
             self._counts["NVTX ranges that had not ended with the block"] += self._ranges.open_count
-        self._ranges = Ranges()
+        self._ranges = LibraryRanges()
         self._records.take()
         if self._claim is not None:
             subscription, self._claim = self._claim, None
