@@ -215,7 +215,7 @@ class RunDelivery:
 
         Raises:
             TraceError: its segment is damaged.
-            DeliveryError: see `Exporter.deliver`.
+            DeliveryError: see `RetryingSender.deliver`.
         """
         self._create_step_view(number)
         accepted = [self._send(name) for name in self._tables_of_step("step", number)]
@@ -240,7 +240,7 @@ class RunDelivery:
         """Deliver the run's own span, if it has one.
 
         Raises:
-            DeliveryError: see `Exporter.deliver`.
+            DeliveryError: see `RetryingSender.deliver`.
         """
         span, otel = self._run_span(), self.content.otel
         if span is None or otel is None:
