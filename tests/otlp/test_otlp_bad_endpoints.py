@@ -37,7 +37,7 @@ from xsp.cli import main
 from xsp.errors import DeliveryError, PluginError, UsageError
 from xsp.otlp import delivery, endpoint
 from xsp.otlp.export import Export, export
-from xsp.otlp.send import SendCounts
+from xsp.otlp.send import Counts
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NESTED_JSON = b"[" * 60_000
@@ -57,7 +57,7 @@ BRIEF_S = 0.3
 """Where nothing but patience ends it."""
 
 
-def send(run: Path, url: str, patience_s: float = ENOUGH_S, **options: Any) -> SendCounts:
+def send(run: Path, url: str, patience_s: float = ENOUGH_S, **options: Any) -> Counts:
     to = endpoint.endpoint(url, endpoint.ExportOptions(**options), {})
     return export(Export(run, patience_s=patience_s), to, lambda what, done, total: None)
 

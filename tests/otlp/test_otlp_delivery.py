@@ -34,14 +34,14 @@ from xsp.health.finding import Severity
 from xsp.otlp import delivery, live
 from xsp.otlp.endpoint import ExportOptions, endpoint
 from xsp.otlp.export import Export, endpoint_to_resume, export
-from xsp.otlp.send import SendCounts
+from xsp.otlp.send import Counts
 
 
 def silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def send(run: Path, to: str, options: ExportOptions | None = None, **what: object) -> SendCounts:
+def send(run: Path, to: str, options: ExportOptions | None = None, **what: object) -> Counts:
     return export(Export(run, **what), endpoint(to, options, {}), silent)
 
 

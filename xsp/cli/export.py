@@ -32,7 +32,7 @@ from xsp.errors import UsageError, nearest
 if TYPE_CHECKING:
     from xsp.otlp.endpoint import ExportOptions as EndpointOptions
     from xsp.otlp.endpoint import OtlpEndpoint
-    from xsp.otlp.send import SendCounts
+    from xsp.otlp.send import Counts
     from xsp.store.trace import Trace
 
 SUMMARY = "write a run for Perfetto, speedscope and others, or send it to Jaeger or to a Collector"
@@ -218,7 +218,7 @@ def _options(args: argparse.Namespace) -> EndpointOptions:
     )
 
 
-def _print_counts(counts: SendCounts, receiver: OtlpEndpoint, args: argparse.Namespace) -> None:
+def _print_counts(counts: Counts, receiver: OtlpEndpoint, args: argparse.Namespace) -> None:
     """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 

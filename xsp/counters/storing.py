@@ -23,7 +23,7 @@ from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Grade, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
-from xsp.store.write import RunWriter
+from xsp.store.write import StepWriter
 
 SOURCE = "counters"
 """Source of notes on counters in `run.json`, and key of the reason if there are no counters."""
@@ -221,6 +221,6 @@ def _finish(run: Path, content: Run, summary: dict[str, Any], sentences: Sequenc
     notes = [note for note in content.notes if note.source != SOURCE]
     absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
     content = (content | {"absent": absent, "counters": summary, "notes": notes}).with_notes(SOURCE, sentences)
-    RunWriter(run).finish(content)
+    StepWriter(run).finish(content)
     if content.checksums:
         rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

@@ -7,8 +7,6 @@ captured. A model that is in the file already is not tried again, so an interrup
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -157,9 +155,8 @@ def work(answers: int) -> None:
     from xsp.graph.sources import of
 
     warnings.simplefilter("ignore")
-    with os.fdopen(answers, "wb") as out:
-        for line in sys.stdin:
-            request = json.loads(line)
+    with processes.Questions(answers) as questions:
+        for request in questions:
             answer: dict[str, Any]
             try:
                 graph = of(request["spec"], batch=request["batch"], train=request["train"])
@@ -172,5 +169,4 @@ def work(answers: int) -> None:
                 answer = {"error": str(error)}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            out.write(json.dumps(answer).encode() + b"\n")
-            out.flush()
+            questions.answer(answer)

@@ -188,12 +188,12 @@ class _Sender:
     def __init__(self, target: str, resource: Mapping[str, Any]) -> None:
         from xsp import table
         from xsp.otlp.endpoint import endpoint
-        from xsp.otlp.send import RetryingSender
+        from xsp.otlp.send import Exporter
 
         self._resource = resource
         self._con = table.connect()
         self._con.execute("SET threads = 1")
-        self._exporter = RetryingSender(endpoint(target), PATIENCE_S)
+        self._exporter = Exporter(endpoint(target), PATIENCE_S)
 
     def __call__(self, spans: Iterable[Span]) -> tuple[int, str | None]:
         """Send the spans of a call; return how many were sent, and why some were not."""

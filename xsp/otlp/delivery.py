@@ -24,7 +24,7 @@ from xsp import atomic, inside, rundir, semconv, table
 from xsp.errors import TraceError
 from xsp.otlp import encode
 from xsp.otlp.endpoint import OtlpEndpoint
-from xsp.otlp.send import RetryingSender
+from xsp.otlp.send import Exporter
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
 from xsp.store import loop
@@ -104,13 +104,13 @@ def _is_entry(entry: Any) -> bool:
     return all(isinstance(count, int) for count in counts) and isinstance(entry.get("messages", []), list)
 
 
-class RunDelivery:
+class Delivery:
     """The delivery of one run to one endpoint."""
 
     def __init__(
         self,
         run: Path,
-        exporter: RetryingSender,
+        exporter: Exporter,
         *,
         fresh: bool = False,
         trace_spans: int = TRACE_SPANS,
@@ -215,7 +215,7 @@ class RunDelivery:
 
         Raises:
             TraceError: its segment is damaged.
-            DeliveryError: see `RetryingSender.deliver`.
+            DeliveryError: see `Exporter.deliver`.
         """
         self._create_step_view(number)
         accepted = [self._send(name) for name in self._tables_of_step("step", number)]
@@ -240,7 +240,7 @@ class RunDelivery:
         """Deliver the run's own span, if it has one.
 
         Raises:
-            DeliveryError: see `RetryingSender.deliver`.
+            DeliveryError: see `Exporter.deliver`.
         """
         span, otel = self._run_span(), self.content.otel
         if span is None or otel is None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import step_list
-from xsp.otlp.delivery import TRACE_SPANS, RunDelivery, read_entries, steps_in
+from xsp.otlp.delivery import TRACE_SPANS, Delivery, read_entries, steps_in
 from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, OtlpEndpoint
-from xsp.otlp.send import PATIENCE_S, STARTING_S, RetryingSender, SendCounts
+from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
 from xsp.run import Run
 
 
@@ -36,7 +36,7 @@ class Export:
     """Seconds to retry a request; None for `PATIENCE_S`, or `STARTING_S` if nothing listens at the address."""
 
 
-def export(selection: Export, endpoint: OtlpEndpoint, progress: Callable[[str, int, int], None]) -> SendCounts:
+def export(selection: Export, endpoint: OtlpEndpoint, progress: Callable[[str, int, int], None]) -> Counts:
     """Send runs, and return the counts of the delivery.
 
     Args:
@@ -53,7 +53,7 @@ def export(selection: Export, endpoint: OtlpEndpoint, progress: Callable[[str, i
     if endpoint.is_file and selection.resume:
         raise UsageError(f"--resume: {endpoint.name} is written as a whole; omit it")
     patience_s, starting_s = (PATIENCE_S, STARTING_S) if selection.patience_s is None else (selection.patience_s, None)
-    start_s, exporter = time.monotonic(), RetryingSender(endpoint, patience_s, starting_s=starting_s)
+    start_s, exporter = time.monotonic(), Exporter(endpoint, patience_s, starting_s=starting_s)
     complete = False
     try:
         with contextlib.ExitStack() as stack:
@@ -98,15 +98,15 @@ def _runs_in_part(path: Path, part: Path) -> list[Path]:
     return runs_in(part) if (part / rundir.RUN_FILE).is_file() else []  # else the part could not be started
 
 
-def _open(stack: contextlib.ExitStack, run: Path, exporter: RetryingSender, selection: Export) -> RunDelivery:
-    delivery = RunDelivery(run, exporter, fresh=not selection.resume, trace_spans=selection.trace_spans)
+def _open(stack: contextlib.ExitStack, run: Path, exporter: Exporter, selection: Export) -> Delivery:
+    delivery = Delivery(run, exporter, fresh=not selection.resume, trace_spans=selection.trace_spans)
     stack.callback(delivery.close)
     stack.callback(delivery.delivered.save)
     return delivery
 
 
 def _send_all(
-    work: list[tuple[RunDelivery, list[int]]], exporter: RetryingSender, progress: Callable[[str, int, int], None]
+    work: list[tuple[Delivery, list[int]]], exporter: Exporter, progress: Callable[[str, int, int], None]
 ) -> None:
     """Send everything, or stop when the endpoint accepts nothing any more."""
     total, done = sum(len(steps) for _, steps in work), 0
@@ -126,7 +126,7 @@ def _send_all(
         exporter.counts.add_message(str(error))
 
 
-def _sum_up(work: list[tuple[RunDelivery, list[int]]], counts: SendCounts) -> None:
+def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
     """Count the undelivered steps, and write the state of the delivery into the run directories."""
     for delivery, steps in work:
         counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.is_run_pending()

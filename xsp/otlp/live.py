@@ -23,7 +23,7 @@ from xsp.errors import DeliveryError, UsageError
 from xsp.otlp import endpoint
 
 if TYPE_CHECKING:
-    from xsp.otlp.delivery import RunDelivery
+    from xsp.otlp.delivery import Delivery
 
 MAX_WAIT_S = 5.0
 """Maximum number of seconds that the program is held after a step."""
@@ -71,8 +71,8 @@ class Live:
         Raises:
             As `check`.
         """
-        from xsp.otlp.delivery import RunDelivery
-        from xsp.otlp.send import STARTING_S, RetryingSender
+        from xsp.otlp.delivery import Delivery
+        from xsp.otlp.send import STARTING_S, Exporter
 
         self._policy = Policy(policy)
         self._stop = threading.Event()
@@ -84,8 +84,8 @@ class Live:
         self._changed = threading.Condition()
         self._queue: deque[int | None] = deque()
         self._keeps_up = True
-        exporter = RetryingSender(endpoint.endpoint(target), MAX_WAIT_S, self._stop, STARTING_S)
-        self._delivery: RunDelivery = RunDelivery(run, exporter, fresh=True, threads=1)
+        exporter = Exporter(endpoint.endpoint(target), MAX_WAIT_S, self._stop, STARTING_S)
+        self._delivery: Delivery = Delivery(run, exporter, fresh=True, threads=1)
         self._delivery.delivered.save()  # so that a run killed before its first delivery can be resumed
         self._thread = threading.Thread(target=self._deliver_queue, daemon=True)
         self._thread.start()

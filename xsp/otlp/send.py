@@ -47,7 +47,7 @@ _MIN_TIMEOUT_S = 1.0
 
 
 @dataclass
-class SendCounts:
+class Counts:
     """The outcome of a delivery."""
 
     steps: int = 0
@@ -74,7 +74,7 @@ class SendCounts:
             self.messages.append(message)
 
 
-class RetryingSender:
+class Exporter:
     """Delivers requests to one endpoint, and retries for a limited time."""
 
     def __init__(
@@ -93,7 +93,7 @@ class RetryingSender:
             starting_s: seconds to retry if nothing listens at an address of this machine; default: `patience_s`.
         """
         self.endpoint = endpoint
-        self.counts = SendCounts()
+        self.counts = Counts()
         self.max_bytes = encode.MAX_BYTES
         self._patience_s = patience_s
         self._starting_s = patience_s if starting_s is None else starting_s
@@ -161,7 +161,7 @@ class RetryingSender:
 # One request of spans to one endpoint: over HTTP, over gRPC, or into a file.
 #
 # A sender sends a request once, and returns the number of rejected spans or raises one of three errors, because OTLP
-# defines for each answer whether the same request may be sent again. `RetryingSender` does the retries.
+# defines for each answer whether the same request may be sent again. `Exporter` does the retries.
 
 
 _LENGTH = struct.Struct(">I")
