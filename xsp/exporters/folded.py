@@ -108,8 +108,7 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
         )
     else:
         _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
-    con = trace.con
-    con.execute(
+    trace.con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE nodes AS
         SELECT hash(trace_id, span_id) AS node,
@@ -120,7 +119,7 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
         FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
         """
     )
-    con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
+    trace.con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
     stacks = _Stacks(_build_frames(trace.con))
     span_count = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = span_count

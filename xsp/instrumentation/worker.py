@@ -254,11 +254,9 @@ def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
             owners[span.span_id], keys[span.key] = index, index
         elif span.attributes and '"candidates"' in span.attributes:
             candidate_texts.append(span.attributes)
-    # count for each call the spans that may belong to it or to another, from the keys of their candidate parents
-    counts: Counter[int] = Counter()
-    for attributes in candidate_texts:
-        counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
-    ambiguous = counts
+    ambiguous: Counter[int] = Counter()  # for each call the spans that may belong to it or to another
+    for text in candidate_texts:
+        ambiguous.update({keys[key] for key in json.loads(text)["candidates"] if key in keys})
     results = []
     for index, call in enumerate(recorded.calls):
         call_rows = [row for row in rows if owners.get(row.span_id) == index]

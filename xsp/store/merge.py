@@ -243,9 +243,9 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
             pairs = [deep - shallow for deep, shallow in zip(durations, baseline, strict=True)]
         if pairs:
             added, added_interval = stats.trimmed_mean(pairs), stats.interval(pairs)
-        spans = _spans_added(con, level, outer_rung if outer_rung is not None else BARE)
-        # the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any
         outer = outer_rung if outer_rung is not None else BARE
+        spans = _spans_added(con, level, outer)
+        # the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any
         costs = [
             cost.ns_per_span for cost in run.costs.values() if outer < cost.level <= level and cost.ns_per_span > 0
         ]
