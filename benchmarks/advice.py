@@ -242,7 +242,7 @@ def _try_advice(
     command = f"STEPS={environment['STEPS']} python {script}"
     program = rerun.program(run, str(place / "run"), command)
     trains = any(kind.training for kind in run.kinds)
-    plan = experiment.Plan(
+    plan = experiment.TrialPlan(
         program, place / "trials", trains, options.turns or (3 if options.quick else 8), options.seed
     )
     (outcome,) = experiment.run_trials(plan, [piece], lambda *_: None)
@@ -252,9 +252,9 @@ def _try_advice(
 def _mending_gain(piece: Mapping[str, Any], script: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the gain of a program from mending its flaw by hand, where no trial applies the change."""
     command = f"STEPS={_steps(options)} python {script}"
-    recording = alternation.Turns(place / "mended", options.turns or (3 if options.quick else 8))
+    recording = alternation.ComparedTurns(place / "mended", options.turns or (3 if options.quick else 8))
     sides = [
-        alternation.Side(letter, commands.program(text), Checkout(Path.cwd()))
+        alternation.ComparedSide(letter, commands.program(text), Checkout(Path.cwd()))
         for letter, text in (("a", command), ("b", f"{command} --mended"))
     ]
     try:

@@ -27,7 +27,7 @@ from parts import turns
 import xsp
 from xsp.comparison import commands, evidence, series
 from xsp.comparison.evidence import NO_EVIDENCE, STEPS, Repeats
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 
 GOAL_FALSE, GOAL_DETECTED = 0.05, 0.9
 PROGRAM = """
@@ -56,7 +56,7 @@ COLUMNS = (
 MANY_ROUNDS = 1000
 """Number of rounds that no call reaches if `--seconds` limits it."""
 
-Round = dict[str, Series]
+Round = dict[str, RowTimes]
 """Name of a run → the series of its steps."""
 
 
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             place = Path(folder)
             text = PROGRAM.format(threads=options.threads, width=width, batch=batch)
             (place / "program.py").write_text(text, encoding="utf-8")
-            old = [{name: Series("step", "step", None, steps, 1) for name, steps in entry.items()}
+            old = [{name: RowTimes("step", "step", None, steps, 1) for name, steps in entry.items()}
                    for entry in stored.get(size, [])]  # fmt: skip
             rounds, most_s = old, options.seconds if options.seconds is not None else float("inf")
             most_rounds = options.rounds if options.seconds is None else MANY_ROUNDS

@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.finish(options)
 
 
-def _add(report: turns.Report, group: correlate.Group, prefix: str) -> None:
+def _add(report: turns.Report, group: correlate.LatencyGroup, prefix: str) -> None:
     correlations = {correlation.measure: correlation for correlation in group.correlations}
     if not correlations:
         if group.points:

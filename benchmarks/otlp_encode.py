@@ -109,7 +109,7 @@ class Bulk(NamedTuple):
         con.execute(f"CREATE {storage} run AS SELECT * FROM {table.parquet(segments)}")
         return cls(con)
 
-    def requests(self) -> Iterator[encode.Request]:
+    def requests(self) -> Iterator[encode.EncodedRequest]:
         return encode.requests(self.con, "run", resource_of)
 
     def run(self) -> None:

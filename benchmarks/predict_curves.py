@@ -25,7 +25,7 @@ from parts import turns
 
 from xsp.bench import links
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, TRANSFERS, Curve
+from xsp.bench.transfers import COLLECTIVES, TRANSFERS, TransferCurve
 
 GOAL_HELD_OUT, GOAL_REPEAT, GOAL_CEILING = 0.10, 0.05, 0.90
 QUICK = "copy,pipe,read-cached"
@@ -73,7 +73,7 @@ def measure(options: Any, out: Path) -> None:
     tables, missing = [], 0
     for name in ("first", "second"):
         timings = Timings.open(out / name)
-        all_curves: list[Curve] = []
+        all_curves: list[TransferCurve] = []
         for source, families in ((TRANSFERS, QUICK if options.quick else None), (COLLECTIVES, None)):
             if options.quick and source == COLLECTIVES:
                 continue
@@ -112,7 +112,7 @@ def stream() -> list[float] | None:
     return rates
 
 
-def report(tables: Sequence[Sequence[Curve]], ceiling: float | None) -> turns.Report:
+def report(tables: Sequence[Sequence[TransferCurve]], ceiling: float | None) -> turns.Report:
     summary = turns.Report(
         "predict_curves",
         "Curves of transfers and of collectives: sizes held out, and a second run",

@@ -160,13 +160,13 @@ def _shared_copies(row: dict[str, Any]) -> float | None:
     """Return the bytes that processes with `attach` share, store included, as a multiple of the weights."""
     if ATTACH not in row["memory"]:
         return None
-    memory = measuring.Memory(*row["memory"][ATTACH])
+    memory = measuring.ProcessMemory(*row["memory"][ATTACH])
     return (memory.single_bytes - memory.further_bytes) / row["bytes"]
 
 
 def _add(report: turns.Report, text: str, row: dict[str, Any]) -> None:
     copy = _shared_copies(row)
-    memory = {way: measuring.Memory(*values).of(PROCESSES) for way, values in row["memory"].items()}
+    memory = {way: measuring.ProcessMemory(*values).of(PROCESSES) for way, values in row["memory"].items()}
     report.add(
         [
             text, f"{row['bytes'] / 1e6:.1f}", turns.middle(row["load_ms"][ATTACH]).text(2),

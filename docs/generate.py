@@ -334,16 +334,15 @@ def analyses_part() -> str:
     )
     trace = testing.with_loop(trace, [{"step": step, "dur_ns": 100.0, "iteration_ns": 110.0} for step in range(8)])
     lines: list[str] = []
-    reasons: set[str] = set()
     for analysis in ANALYSES.values():
+        about = inspect.cleandoc(analysis.function.__doc__ or "").strip()
         lines += [
             f"### {analysis.id}: {analysis.title}",
             "",
             *_name_and_needs(analysis),
-            markdown(analysis.function.__doc__ or ""),
+            about,
             "",
-            table_of(analysis, trace, reasons),
-            "",
+            *columns_of(analysis, trace),
         ]
     return "\n".join(lines)
 
@@ -355,21 +354,12 @@ def _name_and_needs(analysis: Analysis) -> list[str]:
     return [" · ".join([*name, *needs]), ""] if name or needs else []
 
 
-def markdown(docstring: str) -> str:
-    """Return a docstring as Markdown."""
-    return inspect.cleandoc(docstring).strip()
-
-
-def table_of(analysis: Analysis, trace: Trace, reasons: set[str]) -> str:
-    """Return the columns of an analysis in words; `reasons` why others have none are not repeated."""
+def columns_of(analysis: Analysis, trace: Trace) -> list[str]:
+    """Return the line on the columns of an analysis; none if the fabricated run lacks its data."""
     try:
-        return "Columns: " + ", ".join(f"`{name}`" for name in analysis(trace).columns) + "."
-    except AnalysisError as error:
-        reason = str(error).removeprefix(f"{analysis.id} ({analysis.title})").lstrip(": ")
-        if reason in reasons:
-            return "The example lacks its data, as above."
-        reasons.add(reason)
-        return f"The example lacks its data: {reason}."
+        return ["Columns: " + ", ".join(f"`{name}`" for name in analysis(trace).columns) + ".", ""]
+    except AnalysisError:
+        return []
 
 
 if __name__ == "__main__":

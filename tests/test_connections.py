@@ -57,12 +57,12 @@ def receiver(folder: Path, door: str) -> Iterator[Opened]:
     pytest.importorskip("opentelemetry.proto")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    from xsp.receiver.limits import Limits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.limits import RequestLimits
+    from xsp.receiver.server import Receiver, address
 
     place = address("127.0.0.1:0")
-    server = Server(folder / "out", place if door == "http" else None, place if door == "grpc" else None, Limits(),
-                    lambda _: None)  # fmt: skip
+    http, grpc = (place if door == name else None for name in ("http", "grpc"))
+    server = Receiver(folder / "out", http, grpc, RequestLimits(), lambda _: None)
     server.start()
     try:
         if door == "http":
@@ -114,9 +114,9 @@ def reports(_: Path) -> Iterator[Opened]:
 @contextlib.contextmanager
 def weights(folder: Path) -> Iterator[Opened]:
     from xsp.share import client
-    from xsp.share.store import Store
+    from xsp.share.store import WeightStore
 
-    store = Store(folder / "store", 1 << 20)
+    store = WeightStore(folder / "store", 1 << 20)
     thread = threading.Thread(target=store.serve)
     thread.start()
     try:

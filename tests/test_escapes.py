@@ -198,12 +198,12 @@ def test_escapes_in_a_trace_and_in_its_name_reach_no_terminal_while_it_is_import
 
 
 def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xsp.receiver.limits import Limits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.limits import RequestLimits
+    from xsp.receiver.server import Receiver, address
 
     output = io.StringIO()
     monkeypatch.setattr("sys.stdout", output)
-    server = Server(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, Limits(), progress.echo)
+    server = Receiver(tmp_path / f"in{ESCAPES}", address("127.0.0.1:0"), None, RequestLimits(), progress.echo)
     server.start()
     attributes = [{"key": f"{key}{odd}", "value": {"stringValue": f"{key}{ESCAPES}"}}
                   for odd in ("", ESCAPES) for key in ("service.name", "xsp.run.id", "host.name")]  # fmt: skip
@@ -222,7 +222,7 @@ def test_escapes_in_what_is_received_reach_no_terminal(tmp_path: Path, monkeypat
 def test_escapes_in_the_words_of_a_plugin_reach_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     from xsp import doctor
 
-    finding = doctor.Finding(f"mine{ESCAPES}", ESCAPES, f"it says {ESCAPES}")
+    finding = doctor.Recordable(f"mine{ESCAPES}", ESCAPES, f"it says {ESCAPES}")
     monkeypatch.setattr(doctor, "collectors", lambda: [finding])
     monkeypatch.setattr(doctor, "broken_plugins", lambda: [f"exporter {ESCAPES}"])
     monkeypatch.setattr(doctor, "machine", lambda: [("system", ESCAPES)])

@@ -42,10 +42,9 @@ OTHERS = {
     """,
     "memory, or a descriptor that this process or its parent opened": """
         bench/moves.py _first_touch.batch _read_mapped _storage; bench/numanodes.py memory; bench/partner.py
-        Channels.__init__; bench/ranks.py run_rank; bench/turns.py Turns.__enter__; bench/worker.py work;
-        evaluate/transports.py work; evaluate/userfunctions.py work; evidence/worker.py main; graph/corpus.py work;
-        share/client.py ask_large; share/devicestore.py main start_process; share/loadworker.py work;
-        share/wire.py in_memory; evaluate/results.py _arrays; evaluate/web/modelsize.py work
+        Channels.__init__; bench/turns.py Turns.__enter__; bench/worker.py work; evidence/worker.py main;
+        processes.py Questions.__init__; share/client.py ask_large; share/devicestore.py main start_process;
+        share/wire.py in_memory; evaluate/results.py _arrays
     """,
     "written by this process, or by a program that it started": """
         atomic.py move_into_place; cli/compare.py _csv; comparison/turns.py _run _end_of; counters/ncu.py collect
@@ -81,7 +80,7 @@ TABLE_READERS = {
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
         Delivery.timed_steps steps_in; receiver/journal.py RunWriter._traces;
         receiver/directories.py RunDirectory.merge_small_files RunDirectory.summary; report/watch.py _read_steps;
-        store/write.py Store.finish resolve_run.read
+        store/write.py StepWriter.finish resolve_run.read
     """,
     "written by this process": "report/tablefiles.py write",
     "which `inside.engine_path` opened": "evaluate/results.py _request_columns; store/loop.py _insert_parquet",

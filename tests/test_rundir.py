@@ -21,14 +21,14 @@ from xsp.run import Run
 from xsp.schema import Level
 from xsp.store import loop
 from xsp.store.iterations import iterations
-from xsp.store.write import Store
+from xsp.store.write import StepWriter
 from xsp.testing import spans
 
 
 def write(run: Path, steps: int = 3, rung: int = Level.LAYER, **content: Any) -> Path:
     """Write a finished run of a few steps."""
     rundir.create(run)
-    store = Store(run)
+    store = StepWriter(run)
     for step in range(steps):
         text = "step s 0-100\nmodule net 10-90 type=Net"
         rows = spans(text, trace_id=f"{100 * rung + step:032x}", step=step, rung=int(rung), timed=True)

@@ -9,6 +9,7 @@ run, the run keeps the epoch of its beginning, see `SteadyClock`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from xsp.schema import Span
@@ -78,3 +79,14 @@ class SteadyClock:
 def on_epoch(span: Span, anchor: Anchor) -> Span:
     """Return a span with its monotonic times converted to times on the epoch."""
     return span._replace(start_ns=span.start_ns + anchor.offset_ns)
+
+
+def covered_ns(intervals: Iterable[tuple[int, int]], start_ns: int, end_ns: int) -> int:
+    """Return how long of a time is covered by intervals, which may overlap."""
+    total_ns = 0
+    for first_ns, last_ns in sorted(intervals):
+        first_ns, last_ns = max(first_ns, start_ns), min(last_ns, end_ns)
+        if last_ns > first_ns:
+            total_ns += last_ns - first_ns
+            start_ns = last_ns
+    return total_ns

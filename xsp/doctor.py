@@ -20,7 +20,7 @@ from xsp.samples import sampler
 _HINTS = {"torch": "pip install 'xsp[torch]'"}
 
 
-class Finding(NamedTuple):
+class Recordable(NamedTuple):
     """A collector, a source of samples, or the source of hardware counters."""
 
     name: str
@@ -42,26 +42,26 @@ def machine() -> Iterator[tuple[str, str]]:
     yield from description["packages"].items()
 
 
-def collectors() -> Iterator[Finding]:
+def collectors() -> Iterator[Recordable]:
     """Yield every installed collector, with the reason if it cannot work here."""
     for name in plugins.names("xsp.collectors"):
         try:
             collector, reason = plugins.collector(name)
             levels = ", ".join(level.name.lower() for level in collector.levels)
-            yield Finding(name, levels, reason, collector.on_request)
+            yield Recordable(name, levels, reason, collector.on_request)
         except PluginError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ImportError) else None
             hint = _HINTS.get((missing or "").partition(".")[0])
-            yield Finding(name, "", f"{error.__cause__}; {hint}" if hint else str(error))
+            yield Recordable(name, "", f"{error.__cause__}; {hint}" if hint else str(error))
 
 
-def counters() -> Finding:
+def counters() -> Recordable:
     """Return whether Nsight Compute is installed; whether it may read counters shows only when it runs."""
     try:
         ncu.find()
     except CounterError as error:
-        return Finding("counters", "kernel", str(error))
-    return Finding("counters", "kernel", None)
+        return Recordable("counters", "kernel", str(error))
+    return Recordable("counters", "kernel", None)
 
 
 def device_work() -> Iterator[tuple[str, str]]:
@@ -97,10 +97,10 @@ def _initialise_cuda() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def samples() -> Iterator[Finding]:
+def samples() -> Iterator[Recordable]:
     """Yield every source of samples, with the reason if it cannot be read here."""
     for source in sampler.sources_for(os.getpid()):
-        yield Finding(source.name, "samples", source.open())
+        yield Recordable(source.name, "samples", source.open())
         source.close()
 
 

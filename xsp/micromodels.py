@@ -34,7 +34,7 @@ _CHANNELS, _WIDTH, _READ_ROWS = 16, 64, 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class MicroParameters:
     """The parameters of a model."""
 
     side: int = 64
@@ -55,12 +55,12 @@ class Plan:
     """Whether the result sums the outputs of all convolutions, instead of only the last one of each branch."""
 
 
-_PATH = Plan(size=16, sums_all=True)
-_DEPTH = Plan(size=8)
-_FAMILIES: Mapping[str, tuple[Plan, ...]] = {
-    "input": tuple(Plan(side=32 * times) for times in (1, 2, 3, 4, 6, 8)),
-    "parameters": tuple(Plan(rows=1 << power) for power in (6, 9, 11, 13, 15, 17)),
-    "operations": tuple(Plan(size=size) for size in (8, 16, 24, 32, 48, 64)),
+_PATH = MicroParameters(size=16, sums_all=True)
+_DEPTH = MicroParameters(size=8)
+_FAMILIES: Mapping[str, tuple[MicroParameters, ...]] = {
+    "input": tuple(MicroParameters(side=32 * times) for times in (1, 2, 3, 4, 6, 8)),
+    "parameters": tuple(MicroParameters(rows=1 << power) for power in (6, 9, 11, 13, 15, 17)),
+    "operations": tuple(MicroParameters(size=size) for size in (8, 16, 24, 32, 48, 64)),
     "path": tuple(replace(_PATH, branches=count, depth=24 // count) for count in (24, 12, 6, 4, 3, 2, 1)),
     "depth": tuple(
         replace(_DEPTH, depth=147_456 // (channels * channels), channels=channels)
@@ -74,7 +74,7 @@ def names() -> list[str]:
     return [f"{family}-{number}" for family, plans in _FAMILIES.items() for number in range(1, len(plans) + 1)]
 
 
-def plan(name: str) -> Plan:
+def plan(name: str) -> MicroParameters:
     """Return the parameters of a model.
 
     Raises:

@@ -74,6 +74,14 @@ def free_memory_bytes() -> int | None:
         return None
 
 
+def total_memory_bytes() -> int | None:
+    """Return the bytes of memory of the machine; None if the system does not report them."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the environment, for a process that is started while other threads of the program run.
 
@@ -156,8 +164,37 @@ def _handlers() -> Iterator[CodeType]:
                 yield code
 
 
+class Questions:
+    """The questions that a process gets from the `WorkerProcess` that started it: iterate over them, and answer."""
+
+    def __init__(self, answers: int) -> None:
+        """Take over the descriptor for answers, which is closed at the end of the context."""
+        self._stream = os.fdopen(answers, "wb")
+
+    def __enter__(self) -> Questions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(json.loads, sys.stdin)
+
+    def answer(self, content: Any) -> None:
+        """Write one line of JSON at once."""
+        self._stream.write(json.dumps(content).encode() + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the descriptor: the other side learns that there are no further answers."""
+        self._stream.close()
+
+
 class WorkerProcess:
-    """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe."""
+    """A Python process that reads questions as lines of JSON, and writes answers as lines to a separate pipe.
+
+    Its own side is `Questions`.
+    """
 
     def __init__(self, code: str, *arguments: str, **options: Any) -> None:
         """Start the process.

@@ -233,7 +233,7 @@ def plain(section: Section) -> dict[str, Any]:
     """Return title and parts of a section in a form for JSON: numbers that are not finite become None."""
     parts = []
     for part in section.parts:
-        content = _finite(asdict(part))
+        content = finite(asdict(part))
         parts.append({type(part).__name__.lower(): content["text"] if isinstance(part, Text) else content})
     return {"title": section.title, "parts": parts}
 
@@ -366,10 +366,10 @@ def _numbers(value: Any, label: str, length: int, *, required: bool = False) -> 
     return cells  # type: ignore[return-value]
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return a value in a form for JSON: numbers that are not finite become None."""
     if isinstance(value, dict):
-        return {name: _finite(element) for name, element in value.items()}
+        return {name: finite(element) for name, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(element) for element in value]
+        return [finite(element) for element in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -666,7 +666,7 @@ class Log:
             requests = self._requests[engine] = Requests(self.note, self._keeps_segments)
         if operation == "step":
             [step] = arguments
-            compiling_ns = _covered_ns(self._compiled, step.start_ns, step.end_ns)
+            compiling_ns = clock.covered_ns(self._compiled, step.start_ns, step.end_ns)
             step = step._replace(parts=tuple(self._valid(step.parts)), compiling_ns=compiling_ns)
             found[0].append((requests.step_count, step))
             arguments = (step,)
@@ -715,17 +715,6 @@ class Log:
 
 
 _NAMES = re.compile(r"'[^']*'|\d[\d,]*|\(.*\)")
-
-
-def _covered_ns(intervals: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int:
-    """Return how long of a time is covered by intervals, which may overlap."""
-    covered_ns = 0
-    for first_ns, last_ns in sorted(intervals):
-        first_ns = max(first_ns, start_ns)
-        if (last_ns := min(last_ns, end_ns)) > first_ns:
-            covered_ns += last_ns - first_ns
-            start_ns = last_ns
-    return covered_ns
 
 
 def _is_count(value: Any, least: int) -> bool:

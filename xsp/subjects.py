@@ -43,7 +43,7 @@ _LAYOUT_PRESERVING = ("Identity", "Linear", "LayerNorm", "Dropout", "ReLU", "GEL
 """Classes of `torch.nn` (beginnings of names) whose output has the dimensions of the input in the same order."""
 
 
-class Layout(NamedTuple):
+class InputLayout(NamedTuple):
     """The position of the samples in a module's input."""
 
     dimensions: int
@@ -95,7 +95,7 @@ class Subjects:
         self.step = 0
         """Number of the open step, or of the last one."""
 
-        self.layouts: dict[int, Layout | None] = {}
+        self.layouts: dict[int, InputLayout | None] = {}
         """Layouts of the modules' inputs, by number; None if unknown."""
 
         self.twins: dict[int, int] = {}
@@ -249,7 +249,7 @@ def is_empty_module(module: object) -> bool:
     return not (getattr(module, "_modules", None) or getattr(module, "_parameters", None))
 
 
-def layout_of(module: Any) -> Layout | None:
+def layout_of(module: Any) -> InputLayout | None:
     """Return the layout of a module's input; None if it has none, or it is unknown."""
     try:
         return _layout(module)
@@ -257,7 +257,7 @@ def layout_of(module: Any) -> Layout | None:
         return None
 
 
-def _layout(module: Any) -> Layout | None:
+def _layout(module: Any) -> InputLayout | None:
     names = [base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.")]
     wrapped_attribute = next((_WRAPPERS[name] for name in names if name in _WRAPPERS), None)
     if wrapped_attribute is not None:
@@ -276,23 +276,23 @@ def _layout(module: Any) -> Layout | None:
     time_first = [layout for layout in layouts if layout is not None and layout.axis == 1]
     if time_first and not any(layout is not None and layout.dimensions == 3 and layout.axis == 0 for layout in layouts):
         has_embedding = any(type(child).__name__ == "Embedding" for child in children)
-        return Layout(3 - has_embedding, 1, is_sure=False)
+        return InputLayout(3 - has_embedding, 1, is_sure=False)
     first_module = next((submodule for submodule in module.modules() if submodule._parameters), None)
     image_layout = _own_layout(first_module, [base.__name__ for base in type(first_module).__mro__])
     return image_layout._replace(is_sure=False) if image_layout is not None and image_layout.dimensions > 3 else None
 
 
-def _own_layout(module: Any, names: Sequence[str]) -> Layout | None:
+def _own_layout(module: Any, names: Sequence[str]) -> InputLayout | None:
     """Return the input layout of a class of torch; None if the class does not define one."""
     for name in names:
         if name in ("_ConvNd", "_ConvTransposeNd"):
-            return Layout(len(module.kernel_size) + 2, 0)
+            return InputLayout(len(module.kernel_size) + 2, 0)
         if name in ("RNNBase", "MultiheadAttention", "Transformer"):
-            return Layout(3, 0 if module.batch_first else 1)
+            return InputLayout(3, 0 if module.batch_first else 1)
         if name in ("TransformerEncoderLayer", "TransformerDecoderLayer"):
-            return Layout(3, 0 if module.self_attn.batch_first else 1)
+            return InputLayout(3, 0 if module.self_attn.batch_first else 1)
         if name in ("TransformerEncoder", "TransformerDecoder"):
-            return Layout(3, 0 if module.layers[0].self_attn.batch_first else 1)
+            return InputLayout(3, 0 if module.layers[0].self_attn.batch_first else 1)
     return None
 
 

@@ -91,6 +91,11 @@ def short_number(value: float) -> str:
     return f"{value:,.0f}" if 100 <= abs(value) < 1e10 else f"{value:.3g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural if it is not 1: `1 step`, `1,200 steps`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def cut(text: str, width: int) -> str:
     """Return a text in at most `width` characters; the last one is `…` if the text is longer."""
     return text if len(text) <= width else f"{text[: max(1, width - 1)]}…"

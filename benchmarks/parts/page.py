@@ -89,6 +89,7 @@ class Ratio(NamedTuple):
 
     question: str
     peer: str
+    of: str
     value: str
     script: str
     date: str
@@ -108,10 +109,11 @@ def page_text(saved: dict[str, dict[str, Any]]) -> str:
     """Return the page with the table of the saved results between its markers, ratios against peers first."""
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
     for ratio in against_peers(saved):
-        ratios.setdefault((ratio.script, ratio.peer, ratio.date), []).append(ratio)
+        question = f"{ratio.question}, against {ratio.peer}"
+        ratios.setdefault((ratio.script, question, ratio.date), []).append(ratio)
     body = [
-        [f"`{script}`", f"against {peer}", "; ".join(f"{ratio.question}: {ratio.value}" for ratio in found), "", date]
-        for (script, peer, date), found in ratios.items()
+        [f"`{script}`", question, "; ".join(f"{ratio.of}: {ratio.value}" for ratio in found), "", date]
+        for (script, question, date), found in ratios.items()
     ]
     body += [row for row in (_row(name, result) for name, result in saved.items()) if row[2]]
     table = _table(["benchmark", "question", "result", "goals", "measured on"], body)
@@ -167,23 +169,23 @@ def against_peers(saved: dict[str, dict[str, Any]]) -> Iterator[Ratio]:
         middle = statistics.median(float(row[column].split()[0]) for row in result["table"])
         peer = f"torch.profiler of torch {_version(result, 'torch')}"
         models = len(result["table"])
-        question = f"a step with model, layer and op levels on, xsp's time / its (median of {models} models)"
-        yield Ratio(question, peer, f"{middle:.3f} ×", "op_overhead", result["date"])
+        question = "a step with model, layer and op levels on, xsp's time / its"
+        yield Ratio(question, peer, f"median of {models} models", f"{middle:.3f} ×", "op_overhead", result["date"])
     if result := saved.get("otlp_encode"):
         peer = f"opentelemetry-sdk {_version(result, 'opentelemetry-sdk')}"
         for row in result["table"]:
             if value := row["times the SDK from the same [95 %]"]:
-                encoding_question = f"spans a second, xsp's / its, {row['spans → OTLP requests'].removeprefix('xsp, ')}"
-                yield Ratio(encoding_question, peer, f"{value} ×", "otlp_encode", result["date"])
+                source = row["spans → OTLP requests"].removeprefix("xsp, ")
+                yield Ratio("spans a second, xsp's / its", peer, source, f"{value} ×", "otlp_encode", result["date"])
     if result := saved.get("kineto_peers"):
         for row in result["table"]:
             trace, peer = row["trace · peer"].split(" · ")
             versions = dict.fromkeys(turn["version"] for turn in result["data"][row["trace · peer"]]["turns"])
             peer = " ".join([peer.split()[0], *versions])
-            size_text = f"{trace}, {row['events']} events, its time / xsp's: load"
-            yield Ratio(size_text, peer, row["peer: load"], "kineto_peers", result["date"])
-            yield Ratio("analyse", peer, row["peer: its analyses"], "kineto_peers", result["date"])
-            yield Ratio("memory", peer, _memory(row), "kineto_peers", result["date"])
+            of = f"{trace}, {row['events']} events, load"
+            parts = ((of, row["peer: load"]), ("analyse", row["peer: its analyses"]), ("memory", _memory(row)))
+            for part, value in parts:
+                yield Ratio("time and memory, its / xsp's", peer, part, value, "kineto_peers", result["date"])
 
 
 def _memory(row: dict[str, str]) -> str:

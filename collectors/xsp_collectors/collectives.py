@@ -39,7 +39,7 @@ _POINT_TO_POINT = ("c10d::send", "c10d::recv")
 _BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
 
 
-class Counts:
+class CollectiveCounts:
     """The communicators' counters before and after a step."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Counts:
     def end(self) -> None:
         """Read the counters after the step."""
         self.after = _counters()
-        self.sizes = _sizes()
+        self.sizes = {str(group.group_name): int(group.size()) for group in _communicators()}
 
 
 class LabelledSpans(NamedTuple):
@@ -65,7 +65,7 @@ class LabelledSpans(NamedTuple):
     note: str | None
 
 
-def label(spans: Sequence[Span], counts: Counts) -> LabelledSpans:
+def label(spans: Sequence[Span], counts: CollectiveCounts) -> LabelledSpans:
     """Identify each collective, and make the backend's own part of it its child.
 
     Args:
@@ -104,11 +104,6 @@ def _counters() -> dict[str, int]:
         except (AttributeError, RuntimeError):  # a backend that does not count
             continue
     return counts
-
-
-def _sizes() -> dict[str, int]:
-    """Return the number of processes in each communicator of this process, by its name."""
-    return {str(group.group_name): int(group.size()) for group in _communicators()}
 
 
 def _communicators() -> list[Any]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from xsp.schema import Kind, Level, Rule, Span
 from xsp_collectors.layercalls import LayerCalls, Path, common_prefix, new_span_id
-from xsp_collectors.provenance import CompiledGraphs, Graph, Site
+from xsp_collectors.provenance import CompiledGraph, CompiledGraphs, Site
 
 _CALL = re.compile(r"^## Call CompiledFxGraph (\S+) ##$")
 _PREFIX = re.compile(r"^graph_\d+_(?=cpp_)")
@@ -28,7 +28,7 @@ SOURCES, LAYERS = "sources", "layers"
 """Attributes of an operator in compiled code: the nodes that it was made of, and their layers."""
 
 
-class Placement(NamedTuple):
+class CompiledPlacement(NamedTuple):
     """Spans of a step, and sentences on compiled code without a known layer."""
 
     spans: list[Span]
@@ -45,7 +45,7 @@ class _Run(NamedTuple):
     operators: list[Span]
     """The outermost operators of the call, in order."""
 
-    graph: Graph | None
+    graph: CompiledGraph | None
 
     @property
     def is_backward(self) -> bool:
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
     """Whether all of its nodes are known to belong to one layer."""
 
 
-def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placement:
+def place(spans: Sequence[Span], graphs: CompiledGraphs) -> CompiledPlacement:
     """Make the operators of compiled graphs children of their layers, and add the calls of those layers.
 
     Args:
@@ -70,13 +70,13 @@ def place(spans: Sequence[Span], graphs: CompiledGraphs) -> Placement:
         graphs: graphs that were compiled so far.
     """
     if not any(map(_CALL.match, {span.name for span in spans})):
-        return Placement(list(spans), [])
+        return CompiledPlacement(list(spans), [])
     placer = _Placer()
     runs = [run for thread in _operators_by_thread(spans) for run in _runs(thread, graphs)]
     for run in sorted(runs, key=lambda run: (run.is_backward, run.call.start_ns)):
         placer.add(run)
     updated_spans = [placer.changed_spans.get(id(span), span) for span in spans]
-    return Placement([*updated_spans, *placer.layers], placer.notes())
+    return CompiledPlacement([*updated_spans, *placer.layers], placer.notes())
 
 
 class _Placer:
@@ -196,7 +196,7 @@ def _runs(thread: Sequence[Span], graphs: CompiledGraphs) -> Iterator[_Run]:
     yield from runs.values()
 
 
-def _origins(operators: Sequence[Span], graph: Graph) -> dict[int, _Origin]:
+def _origins(operators: Sequence[Span], graph: CompiledGraph) -> dict[int, _Origin]:
     """Return the origins of operators, by their `id`.
 
     The nth operator of a name is the code's nth call of that name, if both counts are equal. Calls that a profiler does
@@ -222,7 +222,7 @@ def _plain_name(name: str) -> str:
     return _PREFIX.sub("", name)
 
 
-def _origin(site: Site, graph: Graph) -> _Origin | None:
+def _origin(site: Site, graph: CompiledGraph) -> _Origin | None:
     """Return the origin of a site in the code; None if the layer of any of its nodes is unknown."""
     if any(name not in graph.paths for name in site.sources):
         return None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from xsp.schema import Kind, Level, Span
 
 
-class Layer(NamedTuple):
+class LayerCall(NamedTuple):
     """A call of a module."""
 
     call: str
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
     type: str
 
 
-Path = tuple[Layer, ...]
+Path = tuple[LayerCall, ...]
 """Calls of modules, outermost first; empty for work that belongs to the caller of the code."""
 
 
@@ -67,7 +67,7 @@ class LayerCalls:
             self.calls[index] = call._replace(dur_ns=max(call.end_ns, work.end_ns) - call.start_ns)
         return self.calls[self._open[-1]] if self._open else None
 
-    def _begin(self, layer: Layer, first_work: Span) -> Span:
+    def _begin(self, layer: LayerCall, first_work: Span) -> Span:
         return Span(
             span_id=new_span_id(),
             level=Level.LAYER,

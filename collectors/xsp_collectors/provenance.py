@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xsp_collectors.layercalls import Layer, Path
+from xsp_collectors.layercalls import LayerCall, Path
 
 
 class Site(NamedTuple):
@@ -33,7 +33,7 @@ class Site(NamedTuple):
     """The nodes of the graph from which the call was generated."""
 
 
-class Graph(NamedTuple):
+class CompiledGraph(NamedTuple):
     """A compiled graph."""
 
     sites: list[Site]
@@ -45,13 +45,13 @@ class CompiledGraphs:
     """The graphs that inductor compiled while this was open, by the key that a profiler shows in their calls' names."""
 
     def __init__(self) -> None:
-        self._graphs: dict[str, Graph | None] = {}
+        self._graphs: dict[str, CompiledGraph | None] = {}
         self._hooks: list[tuple[Any, str, Any, Any]] = []
         self._current = _Compilation()
         self.errors: set[str] = set()
         """Errors in reading graphs."""
 
-    def get(self, key: str) -> Graph | None:
+    def get(self, key: str) -> CompiledGraph | None:
         """Return a graph; None if it was compiled at another time, or if several graphs have its key."""
         return self._graphs.get(key)
 
@@ -114,7 +114,7 @@ class CompiledGraphs:
                 paths: dict[str, Path | None] = {**traced_paths}
                 if lowered_module is not None:
                     paths = paths_of_lowered(lowered_module.graph, traced_paths)
-                key, graph = str(compiled._fx_graph_cache_key), Graph(sites_of(compiled.source_code), paths)
+                key, graph = str(compiled._fx_graph_cache_key), CompiledGraph(sites_of(compiled.source_code), paths)
                 # without its cache inductor gives all graphs the same key
                 self._graphs[key] = graph if self._graphs.get(key, graph) == graph else None
             return original(compiled, *arguments, **options)
@@ -177,7 +177,7 @@ def _computes(node: Any) -> bool:
 def _path(stack: Mapping[str, tuple[str, Any]] | None) -> Path:
     """Return the layers of a node, named relative to the compiled module or function."""
     return tuple(
-        Layer(str(key), _relative(location), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
+        LayerCall(str(key), _relative(location), kind.rsplit(".", 1)[-1] if isinstance(kind, str) else kind.__name__)
         for key, (location, kind) in (stack or {}).items()
     )
 
@@ -210,12 +210,7 @@ def sites_of(code: str) -> list[Site]:
 
     Inductor writes no sources above the calls of its C++ kernels: those sites have none.
     """
-    functions = _functions(code)
-    return list(_sites_in("call", functions))
-
-
-def _functions(code: str) -> dict[str, list[str]]:
-    """Return the lines of the functions that call kernels, without the source of the kernels before them."""
+    # the lines of the functions that call kernels, without the source of the kernels before them
     functions: dict[str, list[str]] = {}
     lines: list[str] | None = None
     for line in code.splitlines():
@@ -226,7 +221,7 @@ def _functions(code: str) -> dict[str, list[str]]:
             lines = None
         elif lines is not None:
             lines.append(line)
-    return functions
+    return list(_sites_in("call", functions))
 
 
 def _sites_in(name: str, functions: Mapping[str, list[str]]) -> Iterator[Site]:

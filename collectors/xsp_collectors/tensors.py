@@ -16,7 +16,7 @@ _NESTING = 4
 """Depth to which lists and dictionaries are searched for tensors (a key-value cache is 3 deep)."""
 
 
-class Inputs(NamedTuple):
+class CallTensors(NamedTuple):
     """The tensor inputs of a call."""
 
     shapes: str | None
@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
     batch: int | None
 
 
-NO_INPUTS = Inputs(None, None, None)
+NO_INPUTS = CallTensors(None, None, None)
 
 
 Sketch = list[tuple[torch.Size, torch.dtype]]
@@ -104,7 +104,7 @@ def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | N
         return None
 
 
-def describe(tensors: Sketch) -> Inputs:
+def describe(tensors: Sketch) -> CallTensors:
     """Return shapes (as JSON), element type and first dimension of a call's tensors.
 
     The type is that of the first tensor, the batch the first dimension of the first tensor that has one.
@@ -113,7 +113,7 @@ def describe(tensors: Sketch) -> Inputs:
         return NO_INPUTS
     shapes = [list(shape) for shape, _ in tensors]
     batch = next((shape[0] for shape in shapes if shape), None)
-    return Inputs(str(shapes), str(tensors[0][1]).removeprefix("torch."), batch)
+    return CallTensors(str(shapes), str(tensors[0][1]).removeprefix("torch."), batch)
 
 
 def tensor_bytes(tensors: Sketch) -> int | None:

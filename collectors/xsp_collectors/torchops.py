@@ -48,7 +48,7 @@ class TorchOps(DeviceCollector):
         self._profile: autograd_profiler.profile | None = None
         self._stopped_profiles: list[_StoppedProfile] = []
         self._records_device = False
-        self._counts = collectives.Counts()
+        self._counts = collectives.CollectiveCounts()
         self._graphs = CompiledGraphs()
         self._notes: set[str] = set()
         self._busy_steps = self._failed_steps = 0
@@ -85,7 +85,7 @@ class TorchOps(DeviceCollector):
             return
         if describe:
             self._log.begin()
-        self._counts = collectives.Counts()
+        self._counts = collectives.CollectiveCounts()
         self._counts.begin()
         self._records_device = self.is_device_source and rung >= Level.RUNTIME and torch.cuda.is_available()
         self._profile = autograd_profiler.profile(
@@ -169,7 +169,7 @@ class _StoppedProfile(NamedTuple):
     """A stopped profile, and the communicators' counters of its step."""
 
     profile: autograd_profiler.profile
-    counts: collectives.Counts
+    counts: collectives.CollectiveCounts
     has_device_work: bool
     stopping_thread: int
     stopped_ns: int

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from xsp.advise import Advice, Interval, experiment, records, rerun, text
-from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, Plan, TrialResult
+from xsp.advise.experiment import FAILED, NOT_APPLICABLE, TRIED, TrialPlan, TrialResult
 from xsp.cli import advise, main
 from xsp.comparison import turns
-from xsp.comparison.commands import Program
+from xsp.comparison.commands import ComparedProgram
 from xsp.device import machine
 from xsp.errors import ProgramError, UsageError
 from xsp.run import Machine, Run
@@ -119,15 +119,15 @@ def test_the_best_trials_are_selected_once_each() -> None:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(Program("train.py", ("python",), "run", ("train.py",)), tmp_path, turns=3)
+def plan(tmp_path: Path) -> TrialPlan:
+    return TrialPlan(ComparedProgram("train.py", ("python",), "run", ("train.py",)), tmp_path, turns=3)
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Exception | None = None) -> list[str]:
     """Replace `turns.take`: it runs nothing, leaves the reports of the first turn, and then begins the second."""
     trials: list[str] = []
 
-    def take(sides: Any, series: turns.Turns, levels: str, progress: Any, **changes: Any) -> None:
+    def take(sides: Any, series: turns.ComparedTurns, levels: str, progress: Any, **changes: Any) -> None:
         trials.append(sides[1].program.trial)
         if error is not None:
             raise error
@@ -142,12 +142,12 @@ def fake(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any], error: Excepti
     return trials
 
 
-def run(plan: Plan, *trials: str) -> list[TrialResult]:
+def run(plan: TrialPlan, *trials: str) -> list[TrialResult]:
     return list(experiment.run_trials(plan, [piece(trial) for trial in trials], lambda *_: None))
 
 
 def test_a_trial_without_effect_ends_after_the_first_turn_without_a_gain(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: TrialPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(monkeypatch, {"applied": [], "reasons": ["Net: no convolutions"], "modules": ["Net"]})
     result, same = run(plan, "channels_last", "threads=2")
@@ -157,14 +157,14 @@ def test_a_trial_without_effect_ends_after_the_first_turn_without_a_gain(
     assert run(plan, "channels_last")[0].reason == "no torch module was called"
 
 
-def test_inference_trials_are_not_run_for_training_programs(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_trials_are_not_run_for_training_programs(plan: TrialPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = fake(monkeypatch, {})
     result = run(replace(plan, is_training=True), "inference_mode", "no-such-trial")
     assert [entry.outcome for entry in result] == [NOT_APPLICABLE] * 2
     assert trials == []
 
 
-def test_a_failing_trial_is_one_line_and_the_next_trials_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_trial_is_one_line_and_the_next_trials_run(plan: TrialPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     message = "'train.py (sdpa)' ended with exit code 1; the end of its output (x):\n  Traceback\n  ValueError: no"
     trials = fake(monkeypatch, {}, ProgramError(message))
     result = run(plan, "sdpa", "sdpa")
@@ -175,8 +175,8 @@ def test_a_failing_trial_is_one_line_and_the_next_trials_run(plan: Plan, monkeyp
         run(plan, "sdpa")
 
 
-def test_an_interrupt_keeps_the_trials_that_are_finished(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def try_one(plan: Plan, piece: Advice, progress: Any) -> TrialResult:
+def test_an_interrupt_keeps_the_trials_that_are_finished(plan: TrialPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def try_one(plan: TrialPlan, piece: Advice, progress: Any) -> TrialResult:
         if piece.trial == "sdpa":
             raise KeyboardInterrupt
         return tried_result(1.0)

@@ -13,7 +13,7 @@ import pytest
 from xsp import advise
 from xsp.advise import Advice, Needs, text
 from xsp.advise.algebra import _sum_chain
-from xsp.advise.calls import Call, _limit_to_step
+from xsp.advise.calls import HostCall, _limit_to_step
 from xsp.advise.loops import _with_indexing
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -505,8 +505,8 @@ def test_other_loops_are_no_loops_over_elements(step: str) -> None:
 def test_calls_that_exceed_their_step_are_scaled_to_it_once(step_ns: float, expected: list[float]) -> None:
     """On a busy machine phases were seen to take longer than the step; they were scaled by the square of the share."""
 
-    def call(ns: float) -> Call:
-        return Call("1", None, Level.OP, "op", "aten::a", None, None, None, None, 0, 1, ns, ns, None, None)
+    def call(ns: float) -> HostCall:
+        return HostCall("1", None, Level.OP, "op", "aten::a", None, None, None, None, 0, 1, ns, ns, None, None)
 
     step, forward, backward, inner = call(100.0), call(100.0), call(300.0), call(100.0)
     step.children, backward.children = [forward, backward], [inner]
@@ -626,7 +626,7 @@ def test_a_line_takes_no_more_than_the_time_between_steps_that_it_is_a_part_of()
     assert any("12 of 13 ms at train.py:9" in why for why in piece.why), piece.why
 
 
-class _NotSearched(list[Call]):
+class _NotSearched(list[HostCall]):
     """Calls that refuse linear searches and slices, since there may be a hundred thousand."""
 
     def __contains__(self, call: object) -> bool:
@@ -638,8 +638,8 @@ class _NotSearched(list[Call]):
 
 
 def test_long_loops_take_time_in_proportion_to_their_length() -> None:
-    def call(name: str, index: int, shapes: list[object]) -> Call:
-        return Call(
+    def call(name: str, index: int, shapes: list[object]) -> HostCall:
+        return HostCall(
             str(index), None, Level.OP, "op", name, None, None, None, None, 1000 * index, 1000 * index + 900,
             900.0, 900.0, None, json.dumps(shapes),
         )  # fmt: skip

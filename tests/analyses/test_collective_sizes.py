@@ -53,7 +53,7 @@ def allreduce() -> list[Span]:
 
 
 def test_bytes_and_bandwidth_of_a_kernel_come_from_what_its_collective_was_called_with():
-    counts = collectives.Counts()
+    counts = collectives.CollectiveCounts()
     counts.before, counts.after, counts.sizes = {"0": 2}, {"0": 3}, {"0": 4}
     trace = trace_of(collectives.label(allreduce(), counts).spans)
     result = analyses.ANALYSES["communication"](trace)
@@ -64,7 +64,7 @@ def test_bytes_and_bandwidth_of_a_kernel_come_from_what_its_collective_was_calle
 
 
 def test_they_are_known_too_where_the_communicators_counter_says_something_else():
-    counts = collectives.Counts()
+    counts = collectives.CollectiveCounts()
     counts.before, counts.after = {"0": 2}, {"0": 9}
     result = analyses.ANALYSES["communication"](trace_of(collectives.label(allreduce(), counts).spans))
     assert result.select("group_size, bytes").fetchall() == [(4, 4_000_000)]

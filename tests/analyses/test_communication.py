@@ -12,7 +12,7 @@ from xsp import load
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
 from xsp.schema import Span
-from xsp.store.skew import Clock, ClockDifference, align
+from xsp.store.skew import ClockDifference, ClockOffset, align
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -265,8 +265,8 @@ def test_clocks_go_over_the_most_certain_differences() -> None:
     result = align(
         [0, 1, 2, 3], [ClockDifference(0, 1, 10, 1), ClockDifference(1, 2, 5, 1), ClockDifference(0, 2, 99, 50)]
     )
-    assert result == {0: Clock(0, 0), 1: Clock(10, 1), 2: Clock(15, 2)}
-    assert align([4, 2], [ClockDifference(2, 4, -7, 0)]) == {2: Clock(0, 0), 4: Clock(-7, 0)}
+    assert result == {0: ClockOffset(0, 0), 1: ClockOffset(10, 1), 2: ClockOffset(15, 2)}
+    assert align([4, 2], [ClockDifference(2, 4, -7, 0)]) == {2: ClockOffset(0, 0), 4: ClockOffset(-7, 0)}
     assert align([], []) == {}
 
 

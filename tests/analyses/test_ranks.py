@@ -211,8 +211,8 @@ def op(name: str, start: int) -> Span:
     return Span(level=Level.OP, kind=Kind.OP.value, name=name, start_ns=start, dur_ns=10, thread=1)
 
 
-def counted(before: dict[str, int], after: dict[str, int]) -> collectives.Counts:
-    counts = collectives.Counts()
+def counted(before: dict[str, int], after: dict[str, int]) -> collectives.CollectiveCounts:
+    counts = collectives.CollectiveCounts()
     counts.before, counts.after = before, after
     return counts
 

@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> str:
     return f"{tmp_path / 'nets.py'}:net"
 
 
-def filled(model: str, folder: Path, limits: turns.Limits | None = None) -> dict[str, bench.Timing]:
+def filled(model: str, folder: Path, limits: turns.TurnLimits | None = None) -> dict[str, bench.Timing]:
     """Time a model's calls on the stand-in, and return the timings by operator."""
     device = devices.of("standin:0")
     timings = Timings.open(folder, current_environment(device))
@@ -98,7 +98,7 @@ def test_a_block_with_a_fault_is_marked_and_the_others_are_timed(
     fault: str, status: Status, reason: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin.install(tmp_path / "site", monkeypatch, faults={"aten::sigmoid": fault})
-    found = filled(model, tmp_path / "timings", turns.Limits(seconds=3.0))
+    found = filled(model, tmp_path / "timings", turns.TurnLimits(seconds=3.0))
     assert {op: timing.status for op, timing in found.items()} == {
         "linear": Status.OK, "relu": Status.OK, "sigmoid": status, "softmax": Status.OK,
     }  # fmt: skip

@@ -237,7 +237,7 @@ def test_what_no_process_could_time_fails_without_one(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_a_block_that_is_too_large_is_not_tried(tmp_path: Path) -> None:
-    limits = turns.Limits(memory_bytes=1 << 20)
+    limits = turns.TurnLimits(memory_bytes=1 << 20)
     kept = filled(of(torch.nn.ReLU(), torch.ones(1 << 20)), tmp_path, limits=limits)
     assert kept["aten::relu"].status is Status.TOO_LARGE
     assert "GiB" in kept["aten::relu"].reason
@@ -265,7 +265,7 @@ def test_what_crashes_hangs_or_takes_all_memory_is_marked_and_the_others_are_tim
             return x
 
     specs = [dataclasses.replace(each, runtime=unruly) for each in of(Net(), torch.ones(4))]
-    kept = filled(specs, tmp_path, limits=turns.Limits(seconds=3.0, memory_bytes=1 << 28))
+    kept = filled(specs, tmp_path, limits=turns.TurnLimits(seconds=3.0, memory_bytes=1 << 28))
     for op in (f"aten::{name}" for name in names.split()):
         status, reason = UNRULY[op]
         assert (kept[op].status, kept[op].trimmed_ns) == (status, None)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import exit_code
 
 from xsp import sections, terminal
 from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
@@ -21,7 +22,7 @@ from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
 from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, Curve
+from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, TransferCurve
 from xsp.cli import main
 from xsp.errors import BenchError, UsageError
 
@@ -132,7 +133,7 @@ def timing(of: Spec, ns: float, **others: object) -> Timing:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timings, list[Curve]]:
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timings, list[TransferCurve]]:
     """A table with transfers, collectives of two and three ranks, and holes; and its curves."""
     folder = tmp_path_factory.mktemp("timings")
     timings = Timings.open(folder, HERE)
@@ -153,7 +154,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Timings, list[Curv
 
 
 def test_transfers_lie_in_the_table_of_timings_and_their_curves_are_fitted(
-    filled: tuple[Timings, list[Curve]],
+    filled: tuple[Timings, list[TransferCurve]],
 ) -> None:
     _, found = filled
     by_name = {each.name: each for each in found}
@@ -194,7 +195,7 @@ def test_a_few_sizes_of_each_family_come_before_all_sizes_of_any() -> None:
     assert len(order) == sum(len(transfers.sizes(FAMILIES[name])) for name in names)
 
 
-def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timings, list[Curve]]) -> None:
+def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timings, list[TransferCurve]]) -> None:
     timings, found = filled
     text = terminal.page(curvetext.document(COLLECTIVES, timings, found, 1.0, 3, 5))
     assert max(map(len, text.splitlines())) < 80
@@ -208,7 +209,7 @@ def test_the_page_fits_80_columns_and_says_what_loopback_is(filled: tuple[Timing
 
 @pytest.mark.parametrize(("cores", "is_said"), [(2, True), (6, True), (64, False)])
 def test_ranks_are_said_to_share_cores_only_where_they_do(
-    filled: tuple[Timings, list[Curve]], cores: int, is_said: bool
+    filled: tuple[Timings, list[TransferCurve]], cores: int, is_said: bool
 ) -> None:
     timings, found = filled
     there = Timings(timings.folder, dataclasses.replace(HERE, properties={**HERE.properties, "cores": cores}))
@@ -218,7 +219,7 @@ def test_ranks_are_said_to_share_cores_only_where_they_do(
     assert any(f"have {cores} cores" in each for each in notes) == is_said
 
 
-def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[Curve]], tmp_path: Path) -> None:
+def test_ranks_of_other_threads_are_other_curves(filled: tuple[Timings, list[TransferCurve]], tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
     made = []
     for threads in (1, 2):
@@ -268,7 +269,7 @@ def test_an_empty_table_is_shown_as_such(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_cannot_be_timed_is_refused_in_one_line(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", *words, "--timings", str(tmp_path / "none")]) == 2
+    assert exit_code("bench", *words, "--timings", str(tmp_path / "none")) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

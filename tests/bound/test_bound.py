@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import exit_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -404,10 +405,10 @@ def test_lower_limits_and_layers_without_a_bar_are_said_to_be_such(filled: Fill)
 def test_a_bar_of_the_waterfall_ends_at_the_highest_rung_whatever_is_missing_below_it() -> None:
     apart = (("choice of algorithm", 1e6), ("kernel efficiency", 5e5))
     known = {Rung.CEILING: None, Rung.BEST: 2e6, Rung.AS_RUN: 3e6}
-    assert section._steps(ladder.Layer("a", (0,), known, apart)) == [("best", 2e6), ("choice of algorithm", 1e6)]
+    assert section._steps(ladder.LadderLayer("a", (0,), known, apart)) == [("best", 2e6), ("choice of algorithm", 1e6)]
     known = {Rung.CEILING: 1e6, Rung.BEST: None, Rung.AS_RUN: None, Rung.IN_PLACE: 4e6}
-    assert section._steps(ladder.Layer("a", (0,), known, apart)) == [("ceiling", 1e6), ("kernel efficiency", 3e6)]
-    assert section._steps(ladder.Layer("a", (0,), dict.fromkeys(known), apart)) == []
+    assert section._steps(ladder.LadderLayer("a", (0,), known, apart)) == [("ceiling", 1e6), ("kernel efficiency", 3e6)]
+    assert section._steps(ladder.LadderLayer("a", (0,), dict.fromkeys(known), apart)) == []
 
 
 def test_of_ten_thousand_layers_the_largest_are_shown_and_the_others_counted(
@@ -415,7 +416,7 @@ def test_of_ten_thousand_layers_the_largest_are_shown_and_the_others_counted(
 ) -> None:
     found = xsp.bound.of(chain(), timings=filled(chain(), linear=250_000.0, relu=10_000.0), threads=2)
     many = tuple(
-        ladder.Layer(f"layer{number}", (0,), {Rung.CEILING: 1e6, Rung.BEST: 2e6}, (("kernel efficiency", 1e6),))
+        ladder.LadderLayer(f"layer{number}", (0,), {Rung.CEILING: 1e6, Rung.BEST: 2e6}, (("kernel efficiency", 1e6),))
         for number in range(10_000)
     )
     monkeypatch.setattr(section, "MOST_CALLS", 3)
@@ -624,9 +625,5 @@ def test_what_cannot_be_is_one_clear_line(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "timings"))
     chain().save(tmp_path / "chain.json")
-    try:
-        code = main(["bound", str(tmp_path / "chain.json"), *more])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    assert code != 0
+    assert exit_code("bound", str(tmp_path / "chain.json"), *more) != 0
     assert said in capsys.readouterr().err

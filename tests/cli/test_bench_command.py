@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import exit_code
 
 pytest.importorskip("torch")
 
@@ -61,7 +62,7 @@ def as_json(capsys: pytest.CaptureFixture[str], folder: Path, *typed: str) -> An
 
 def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
     capsys.readouterr()
-    assert main(["bench", *typed]) == 2
+    assert exit_code("bench", *typed) == 2
     told = capsys.readouterr()
     assert told.err.startswith("xsp: error: ")
     assert told.err.count("\n") == 1

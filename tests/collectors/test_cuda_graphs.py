@@ -18,7 +18,7 @@ from xsp.correlate.evidence import correlate  # noqa: E402
 from xsp.schema import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.cuda.graphs import Captures, place  # noqa: E402
-from xsp_collectors.layercalls import Layer  # noqa: E402
+from xsp_collectors.layercalls import LayerCall  # noqa: E402
 
 CREATED, CLONED = 13, 20
 
@@ -88,7 +88,7 @@ def test_a_binding_that_cannot_tell_of_nodes_is_not_listened_to_and_errors_stay_
 
 # --- replays ----------------------------------------------------------------------------------------------
 
-A, B = Layer("1", "Net", "Net"), Layer("2", "fc", "Linear")
+A, B = LayerCall("1", "Net", "Net"), LayerCall("2", "fc", "Linear")
 REPLAY = """
     step train 0-100
     module outer 1-40 depth=0

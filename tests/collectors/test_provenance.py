@@ -21,13 +21,13 @@ from xsp.correlate.evidence import correlate  # noqa: E402
 from xsp.schema import Span  # noqa: E402
 from xsp.testing import spans  # noqa: E402
 from xsp_collectors.compiledlayers import place  # noqa: E402
-from xsp_collectors.layercalls import Layer, Path, common_prefix  # noqa: E402
-from xsp_collectors.provenance import CompiledGraphs, Graph, Site, paths_of_lowered, sites_of  # noqa: E402
+from xsp_collectors.layercalls import LayerCall, Path, common_prefix  # noqa: E402
+from xsp_collectors.provenance import CompiledGraph, CompiledGraphs, Site, paths_of_lowered, sites_of  # noqa: E402
 
 needs_a_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler here"
 )
-A, B = Layer("1", "a", "Linear"), Layer("2", "a.b", "ReLU")
+A, B = LayerCall("1", "a", "Linear"), LayerCall("2", "a.b", "ReLU")
 
 
 class Block(torch.nn.Module):
@@ -104,11 +104,11 @@ def test_triton_code_names_the_layers_of_each_kernel(monkeypatch):
     from torch.utils import _triton
 
     pytest.importorskip("triton")
-    written: list[Graph] = []
+    written: list[CompiledGraph] = []
 
     def keep(code: str) -> None:
         lowered = graphs._current.lowered_module
-        written.append(Graph(sites_of(code), paths_of_lowered(lowered.graph, graphs._current.traced_paths)))
+        written.append(CompiledGraph(sites_of(code), paths_of_lowered(lowered.graph, graphs._current.traced_paths)))
         raise RuntimeError("this is as far as it can go without a GPU")
 
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(keep))
@@ -224,7 +224,7 @@ class Known(CompiledGraphs):
         super().__init__()
         found = [line.split(": ") for line in sites.strip().splitlines()]
         listed = [Site(operator.strip(), tuple(nodes.split())) for operator, nodes in found]
-        self._graphs["k"] = Graph(listed, dict(paths))
+        self._graphs["k"] = CompiledGraph(listed, dict(paths))
 
 
 CALL = "##_Call_CompiledFxGraph_k_##"

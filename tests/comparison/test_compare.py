@@ -17,7 +17,7 @@ from xsp.comparison import Comparison, causes, comparable, compare
 from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError, UsageError
 from xsp.report.comparison import markdown
 from xsp.schema import Span
@@ -426,9 +426,9 @@ def test_the_longest_common_subsequence() -> None:
 
 
 def test_layers_of_a_wrapped_model_are_aligned_by_type() -> None:
-    def net(prefix: str) -> list[Series]:
+    def net(prefix: str) -> list[RowTimes]:
         return [
-            Series(None, f"{prefix}{place}", kind, [1.0]) for place, kind in enumerate(("conv", "bn", "relu", "conv"))
+            RowTimes(None, f"{prefix}{place}", kind, [1.0]) for place, kind in enumerate(("conv", "bn", "relu", "conv"))
         ]
 
     assert [pair.evidence for pair in align(net("block."), net("module.block."))] == ["type"] * 4

@@ -10,7 +10,7 @@ from depth import deep
 
 from xsp.comparison import evidence
 from xsp.comparison.evidence import ALPHA, BY_PAIRS, BY_RANKS, BY_YUEN, NO_EVIDENCE, RUNS, SLOWER, STEPS, Repeats
-from xsp.comparison.series import Series, figure
+from xsp.comparison.series import RowTimes, figure
 
 STEPS_OF_A_RUN = 12
 WITHIN = 0.03
@@ -36,7 +36,7 @@ def start(draw: random.Random, noise: Noise, mean: float = 1.0, drift: float = 0
 
 
 def told(draw: random.Random, noise: Noise, change: float = 0.0) -> float:
-    return figure(Series(None, "step", None, start(draw, noise, 1 + change)))
+    return figure(RowTimes(None, "step", None, start(draw, noise, 1 + change)))
 
 
 def courses(many: int, most: int, change: float, noise: Noise, drift: float = 0.0) -> tuple[float, float]:

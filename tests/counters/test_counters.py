@@ -120,7 +120,7 @@ def test_any_text_is_rows_or_an_error(tmp_path: Path, lines: list[str]) -> None:
 # --- figures ------------------------------------------------------------------------------------------
 
 
-def figures(capability: tuple[int, int] | None = (9, 0), **changed: float | None) -> metrics.Figures:
+def figures(capability: tuple[int, int] | None = (9, 0), **changed: float | None) -> metrics.KernelFigures:
     values = dict.fromkeys(ZEROS, 0.0) | changed
     return metrics.figures({name: value for name, value in values.items() if value is not None}, capability)
 
@@ -162,9 +162,9 @@ def test_bytes_and_occupancy_go_by_several_names() -> None:
 # --- joining ------------------------------------------------------------------------------------------
 
 
-def kernel(key: str, name: str, order: int, layer: str | None = None, grid: int | None = 8) -> joining.Kernel:
+def kernel(key: str, name: str, order: int, layer: str | None = None, grid: int | None = 8) -> joining.TimedKernel:
     shape = ((grid, 1, 1), (128, 1, 1)) if grid is not None else (None, None)
-    return joining.Kernel(key, name, (order, 0), 10.0, *shape, layer)
+    return joining.TimedKernel(key, name, (order, 0), 10.0, *shape, layer)
 
 
 def row(name: str, layer: str | None = None, grid: int | None = 8, marker: float = 0) -> reading.ReplayedKernel:

@@ -23,7 +23,7 @@ from xsp.device import metrics
 from xsp.errors import CounterError
 from xsp.ingest import load
 from xsp.launch import models as measure
-from xsp.launch.program import Program
+from xsp.launch.program import LaunchedProgram
 from xsp.launch.rerun import count
 from xsp.launch.run import Launch
 from xsp.levels import parse_levels
@@ -150,7 +150,7 @@ def test_doctor_says_that_ncu_is_there(fake_ncu: Callable[..., Path]) -> None:
 
 def test_counters_of_a_second_run_join_the_first(fake_ncu: Callable[..., Path], run: Path) -> None:
     requested = fake_ncu()
-    assert count(Launch(Program("train.py", ("--epochs", "1")), Settings(out=run)), run)["with_counters"] == 3
+    assert count(Launch(LaunchedProgram("train.py", ("--epochs", "1")), Settings(out=run)), run)["with_counters"] == 3
     assert load.load(run).run["counters"]["rows_joined"] == 3
     again = requested.read_text().splitlines()[1]
     assert all(option in again for option in ("--counting", "--no-samples", "--kernels kineto"))
@@ -161,7 +161,7 @@ def test_a_model_is_built_again_as_it_was(fake_ncu: Callable[..., Path], run: Pa
     requested = fake_ncu()
     settings = models.Settings(batch=4, train=True, seed=3, shape=(3, 32, 32), sequence=16, device="cuda")
     assert (
-        measure.count("timm:vit", settings, measure.Recording(Settings(out=run, warmup=2, seed=3)), run)[
+        measure.count("timm:vit", settings, measure.ModelRecording(Settings(out=run, warmup=2, seed=3)), run)[
             "with_counters"
         ]
         == 3
@@ -177,7 +177,7 @@ def test_without_counters_the_run_is_as_it_was_and_says_why(fake_ncu: Callable[.
     before = {file: file.read_bytes() for file in run.rglob("*.parquet")}
     fake_ncu(table=raw({"name": "other", metrics.READ_BYTES[0]: "1"}))
     with pytest.raises(CounterError, match=r"^report\.csv: none of its 1 kernels"):
-        count(Launch(Program("train.py"), Settings(out=run)), run)
+        count(Launch(LaunchedProgram("train.py"), Settings(out=run)), run)
     assert {file: file.read_bytes() for file in run.rglob("*.parquet")} == before
     assert rundir.read_run(run)["absent"]["counters"].startswith("report.csv: none of its 1 kernels")
 

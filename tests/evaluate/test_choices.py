@@ -84,7 +84,7 @@ def test_prices_are_read_with_their_date_and_the_latest_counts(tmp_path: Path) -
     file = tmp_path / "prices.csv"
     file.write_text("machine,per_hour,currency,date,source\nbox,2,EUR,2024-01-01,bill\nbox,1,EUR,2025-01-01,bill\n")
     found = choices.cost_per_million(1e6 / 3600, "box", choices.prices(file))
-    assert found == choices.Cost(1.0, "EUR", datetime.date(2025, 1, 1))
+    assert found == choices.InputsCost(1.0, "EUR", datetime.date(2025, 1, 1))
     file.write_text("machine,per_hour,currency,date\nbox,2,EUR,2024-01-01\nbox,2,EUR,lately\n")
     with pytest.raises(UsageError, match=r"prices\.csv:3: not a price with a date"):
         choices.prices(file)

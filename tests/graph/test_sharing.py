@@ -64,7 +64,7 @@ def test_models_that_are_alike_stand_together_and_are_a_group(tmp_path: Path) ->
     groups = sharing.groups(sharing.jaccard(found.members))
     assert sorted(place for group in groups for place in group.places) == [0, 1, 2, 3]
     assert [(set(group.places), group.similarity) for group in groups if len(group.places) > 1] == [({0, 2}, 0.75)]
-    assert sharing.groups(np.ones((1, 1))) == [sharing.Group((0,), 1.0)]
+    assert sharing.groups(np.ones((1, 1))) == [sharing.SimilarModels((0,), 1.0)]
     assert sharing.groups(np.ones((0, 0))) == []
 
 

@@ -10,15 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import exit_code
 from depth import deep
 
 import xsp
 from xsp.cli import __main__ as entry
-from xsp.cli import main
 from xsp.errors import UsageError
 from xsp.launch import program, ranks
 from xsp.launch import run as launched
-from xsp.launch.program import OtherInterpreter, Program, parse_program
+from xsp.launch.program import LaunchedProgram, OtherInterpreter, parse_program
 from xsp.launch.run import Launch
 from xsp.record.settings import Settings
 
@@ -160,10 +160,7 @@ def test_what_is_no_program_is_refused_in_one_line_that_says_what_to_type(
         monkeypatch.setattr(module, name, unexpected)
     monkeypatch.chdir(place)
     monkeypatch.setenv("PATH", path())
-    try:
-        code = main(["run", "--out", "never", *words.split()])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
+    code = exit_code("run", "--out", "never", *words.split())
     printed, said = capsys.readouterr()
     assert (code, printed) == (2, "")
     assert said.startswith("xsp: error: ")
@@ -198,7 +195,7 @@ def test_a_command_of_this_environment_is_the_script_that_it_is(
     for interpreter in (sys.executable, f"/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''"):
         command.write_text(f"#!{interpreter}\n{PROGRAM}")
         command.chmod(stat.S_IRWXU)
-        assert parse_program(["trains", "-x"]) == Program(str(command), ("-x",))
+        assert parse_program(["trains", "-x"]) == LaunchedProgram(str(command), ("-x",))
     command.write_text("#!/other/python\n")
     with pytest.raises(UsageError, match="runs in /other/python"):
         parse_program(["trains"])
@@ -226,10 +223,13 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(place)
-    assert parse_program([sys.executable, "train.py"]) == Program("train.py")
+    assert parse_program([sys.executable, "train.py"]) == LaunchedProgram("train.py")
     fake = tmp_path / "python3"
     monkeypatch.setenv("PATH", str(tmp_path))
-    for has, found in ((False, Program("train.py")), (True, OtherInterpreter(str(fake), (), Program("train.py")))):
+    for has, found in (
+        (False, LaunchedProgram("train.py")),
+        (True, OtherInterpreter(str(fake), (), LaunchedProgram("train.py"))),
+    ):
         fake.write_text(f"#!/bin/sh\necho /other\necho {has}\n")
         fake.chmod(stat.S_IRWXU)
         assert parse_program(["python3", "train.py"]) == found
@@ -239,7 +239,7 @@ def test_an_interpreter_without_xsp_is_said_and_another_with_it_is_taken(
 
 def test_a_long_option_of_python_takes_its_value(place: Path) -> None:
     option = ("--check-hash-based-pycs", "always")
-    script = Program(str(place / "train.py"), ("--lr", "1"))
+    script = LaunchedProgram(str(place / "train.py"), ("--lr", "1"))
     assert parse_program([sys.executable, *option, *script.words]) == OtherInterpreter(sys.executable, option, script)
     joined = ("--check-hash-based-pycs=always",)
     assert parse_program([sys.executable, *joined, *script.words]) == OtherInterpreter(sys.executable, joined, script)
@@ -250,8 +250,8 @@ def test_a_directory_that_is_named_by_dots_has_the_name_that_it_has(
 ) -> None:
     (tmp_path / "app" / "sub").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "app" / "sub")
-    assert [Program(each).name for each in (".", "..", "../sub/..", "../x.py")] == ["sub", "app", "app", "x"]
-    how = Launch(Program(".", ("--lr", "1")), Settings())
+    assert [LaunchedProgram(each).name for each in (".", "..", "../sub/..", "../x.py")] == ["sub", "app", "app", "x"]
+    how = Launch(LaunchedProgram(".", ("--lr", "1")), Settings())
     assert launched._typed_command(how) == ("run", ".", "--lr", "1")
 
 
@@ -281,16 +281,16 @@ def test_a_launcher_that_cannot_be_imported_is_refused_in_one_line(
         (
             "torchrun --nproc-per-node 2 train.py --lr 1",
             "--nproc-per-node 2 --module",
-            Program("train.py", ("--lr", "1")),
+            LaunchedProgram("train.py", ("--lr", "1")),
         ),
-        ("torchrun -m --nnodes=1 pkg.train -m", "-m --nnodes=1", Program("pkg.train", ("-m",), True)),
-        ("torchrun --nnodes 1 -- train.py", "--nnodes 1 --module", Program("train.py")),
-        ("torchrun train.py -- train.py", "--module", Program("train.py", ("--", "train.py"))),
-        ("-m torch.distributed.run train.py train.py", "--module", Program("train.py", ("train.py",))),
-        ("-m torch.distributed.launch --use-env train.py", "--use-env --module", Program("train.py")),
+        ("torchrun -m --nnodes=1 pkg.train -m", "-m --nnodes=1", LaunchedProgram("pkg.train", ("-m",), True)),
+        ("torchrun --nnodes 1 -- train.py", "--nnodes 1 --module", LaunchedProgram("train.py")),
+        ("torchrun train.py -- train.py", "--module", LaunchedProgram("train.py", ("--", "train.py"))),
+        ("-m torch.distributed.run train.py train.py", "--module", LaunchedProgram("train.py", ("train.py",))),
+        ("-m torch.distributed.launch --use-env train.py", "--use-env --module", LaunchedProgram("train.py")),
     ],
 )
-def test_a_launchers_options_end_where_its_own_parser_says(words: str, options: str, program: Program) -> None:
+def test_a_launchers_options_end_where_its_own_parser_says(words: str, options: str, program: LaunchedProgram) -> None:
     pytest.importorskip("torch")
     job = ranks.parse_job(words.split())
     assert job is not None
@@ -312,7 +312,7 @@ def test_other_launchers_are_read_by_their_own_parsers_too(
     job = ranks.parse_job(words.split())
     assert job is not None
     assert (job.module, list(job.options)) == (module, [*options.split(), "--module"])
-    assert job.program == Program("train.py", program)
+    assert job.program == LaunchedProgram("train.py", program)
 
 
 def test_a_launcher_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

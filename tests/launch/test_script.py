@@ -20,7 +20,7 @@ from xsp import plugins, rundir
 from xsp.cli import main
 from xsp.errors import UnwritableError, UsageError
 from xsp.launch import children, models, ranks, script
-from xsp.launch.program import Program
+from xsp.launch.program import LaunchedProgram
 from xsp.launch.run import Launch
 from xsp.models import Settings
 from xsp.record.settings import Settings as RunSettings
@@ -221,7 +221,7 @@ def test_a_job_whose_own_span_cannot_be_delivered_ends_as_it_would_have(
         raise UnwritableError("run: cannot be written (No space left on device)")
 
     monkeypatch.setattr(plugins, "sender", lambda: refuses)
-    how = Launch(Program("train.py"), RunSettings(otlp="http://localhost:4318"))
+    how = Launch(LaunchedProgram("train.py"), RunSettings(otlp="http://localhost:4318"))
     ranks._finish(how, tmp_path, {"kind": "ranks"}, 3)
     said = f"(run: cannot be written (No space left on device)); `xsp export {tmp_path} --to WHERE` sends the run"
     assert capsys.readouterr().err == f"xsp: the job's own span was not delivered {said}\n"

@@ -25,7 +25,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from xsp.otlp import encode, ordered
-from xsp.otlp.encode import Request, requests
+from xsp.otlp.encode import EncodedRequest, requests
 from xsp.run import Run
 
 LINKS = Column("links", "VARCHAR", "")
@@ -44,12 +44,12 @@ def resource_of(level: int, rank: int, process: int | None) -> Mapping[str, str 
     return semconv.resource(Run.of({"id": "run"}), level, rank, process)
 
 
-def sent(spans: list[Span], links: list[str | None] | None = None, **limits: int) -> list[Request]:
+def sent(spans: list[Span], links: list[str | None] | None = None, **limits: int) -> list[EncodedRequest]:
     con = table.connect()
     return list(requests(con, spans_in(con, spans, links), resource_of, **limits))
 
 
-def read(found: list[Request]) -> Iterator[tuple[dict[str, Any], trace_pb2.Span]]:
+def read(found: list[EncodedRequest]) -> Iterator[tuple[dict[str, Any], trace_pb2.Span]]:
     """Yield each span with the attributes of its resource."""
     for request in found:
         message = ExportTraceServiceRequest.FromString(request.body)

@@ -58,7 +58,7 @@ BRIEF_S = 0.3
 
 
 def send(run: Path, url: str, patience_s: float = ENOUGH_S, **options: Any) -> Counts:
-    to = endpoint.endpoint(url, endpoint.Options(**options), {})
+    to = endpoint.endpoint(url, endpoint.ExportOptions(**options), {})
     return export(Export(run, patience_s=patience_s), to, lambda what, done, total: None)
 
 
@@ -436,7 +436,7 @@ def test_grpc_spoken_to_an_http_port_and_the_other_way_round(run: Path) -> None:
 )
 def test_options_that_make_no_sense(options: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError) as caught:
-        endpoint.endpoint("http://h:1", endpoint.Options(**options), {})
+        endpoint.endpoint("http://h:1", endpoint.ExportOptions(**options), {})
     assert word in str(caught.value)
     assert "S3CRET" not in str(caught.value)
 
@@ -458,7 +458,7 @@ def test_a_variable_that_makes_no_sense_is_named(variable: str, value: str) -> N
 @pytest.mark.parametrize(("variable", "value"), [("INSECURE", "1"), ("CLIENT_KEY", __file__)])
 def test_a_variable_of_a_connection_that_makes_no_sense_is_named(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"OTEL_EXPORTER_OTLP_{variable}"):
-        endpoint.endpoint("env", endpoint.Options(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
+        endpoint.endpoint("env", endpoint.ExportOptions(protocol="grpc"), {f"OTEL_EXPORTER_OTLP_{variable}": value})
 
 
 @pytest.mark.parametrize(

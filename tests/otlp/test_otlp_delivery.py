@@ -32,7 +32,7 @@ from xsp.errors import UsageError
 from xsp.health import health
 from xsp.health.finding import Severity
 from xsp.otlp import delivery, live
-from xsp.otlp.endpoint import Options, endpoint
+from xsp.otlp.endpoint import ExportOptions, endpoint
 from xsp.otlp.export import Export, endpoint_to_resume, export
 from xsp.otlp.send import Counts
 from xsp.serving import Engine
@@ -42,7 +42,7 @@ def silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def send(run: Path, to: str, options: Options | None = None, **what: object) -> Counts:
+def send(run: Path, to: str, options: ExportOptions | None = None, **what: object) -> Counts:
     return export(Export(run, **what), endpoint(to, options, {}), silent)
 
 
@@ -87,7 +87,7 @@ def test_an_option_wins_over_the_variable_of_traces_and_that_over_the_one_of_all
     said = endpoint("http://h:1", None, environment)
     assert said.headers == (("key", "a b"), ("other", "c"))
     assert (said.timeout_s, said.gzip, said.ca_file, said.service) == (2.5, True, str(file), "shop")
-    options = Options(headers=("x=y=z",), timeout_s=1, compression="none", service="mine")
+    options = ExportOptions(headers=("x=y=z",), timeout_s=1, compression="none", service="mine")
     won = endpoint("http://h:1", options, environment)
     assert (won.headers, won.timeout_s, won.gzip, won.service) == ((("x", "y=z"),), 1, False, "mine")
 
@@ -97,13 +97,13 @@ def test_an_option_wins_over_the_variable_of_traces_and_that_over_the_one_of_all
     [("grpc://h:1", True), ("grpcs://h:1", False), ("http://h:1", True), ("https://h:1", False), ("h:1", False)],
 )
 def test_for_grpc_the_scheme_says_whether_there_is_tls(target: str, insecure: bool) -> None:
-    assert endpoint(target, Options(protocol="grpc"), {}).insecure is insecure
+    assert endpoint(target, ExportOptions(protocol="grpc"), {}).insecure is insecure
     said = {"OTEL_EXPORTER_OTLP_INSECURE": "true"}
-    assert endpoint(target, Options(protocol="grpc"), said).insecure is (insecure or "://" not in target)
+    assert endpoint(target, ExportOptions(protocol="grpc"), said).insecure is (insecure or "://" not in target)
 
 
 def test_an_endpoint_is_named_without_its_secrets() -> None:
-    to = endpoint("https://ada:pass%21@h:1/in?token=abcd", Options(headers=("api-key=S3CRET",)), {})
+    to = endpoint("https://ada:pass%21@h:1/in?token=abcd", ExportOptions(headers=("api-key=S3CRET",)), {})
     assert to.name == "https://h:1/in/v1/traces"
     assert to.without_secrets("no S3CRET,\n abcd? token=abcd \x1b[2J pass!") == "no ***, abcd? *** [2J pass!"
 
@@ -211,7 +211,7 @@ def test_steps_in_the_trace_of_their_caller_are_folded_when_its_budget_is_used_u
 @pytest.mark.parametrize("protocol", ["http/protobuf", "http/json"])
 def test_requests_say_what_they_are(tmp_path: Path, protocol: str, compression: str) -> None:
     run = write_run(tmp_path / "run", steps=1, spans=3)
-    options = Options(protocol=protocol, compression=compression, headers=("Api-Key=S3CRET",))
+    options = ExportOptions(protocol=protocol, compression=compression, headers=("Api-Key=S3CRET",))
     with Receiver() as receiver:
         assert send(run, receiver.url.replace("//", "//ada:pass@"), options).spans == 4
     headers = receiver.headers[0]
@@ -250,7 +250,7 @@ def taker() -> Iterator[tuple[Taker, str]]:
 @pytest.mark.parametrize("compression", ["none", "gzip"])
 def test_grpc_takes_the_same_requests(tmp_path: Path, taker: tuple[Taker, str], compression: str) -> None:
     run, (servicer, url) = write_run(tmp_path / "run", steps=2, spans=5), taker
-    assert send(run, url, Options(headers=("Api-Key=S3CRET",), compression=compression)).spans == 11
+    assert send(run, url, ExportOptions(headers=("Api-Key=S3CRET",), compression=compression)).spans == 11
     assert servicer.metadata["api-key"] == "S3CRET"
     with Receiver() as receiver:
         send(run, receiver.url)

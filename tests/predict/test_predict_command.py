@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import exit_code
 from depth import deep
 
 import xsp
@@ -276,11 +277,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
     trace: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*options, *([] if "--link" in options or options == ["--ranks", "2"] else ["--link", "nvlink4"])]
-    try:
-        code = main(["predict", str(trace), *options])
-    except SystemExit as error:
-        code = int(error.code or 0)
-    assert code != 0
+    assert exit_code("predict", str(trace), *options) != 0
     assert "Traceback" not in capsys.readouterr().err
 
 

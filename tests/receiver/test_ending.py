@@ -14,7 +14,7 @@ import pytest
 
 import xsp
 from xsp import rundir, table
-from xsp.importers.otlp import OtlpSpan, Part
+from xsp.importers.otlp import OtlpSpan, ScopeSpans
 from xsp.receiver import journal
 from xsp.receiver.commits import GroupCommit
 from xsp.receiver.journal import RunWriter
@@ -22,11 +22,13 @@ from xsp.receiver.journal import RunWriter
 PATIENCE_S = 60
 
 
-def requests(number: int) -> Iterator[Part]:
+def requests(number: int) -> Iterator[ScopeSpans]:
     """Yield a trace of a service with two spans."""
     trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
     own = OtlpSpan(trace, root, None, "GET /", start, start + 5_000, {})
-    yield Part({"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")])
+    yield ScopeSpans(
+        {"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")]
+    )
 
 
 def steps(place: Path) -> list[tuple[Any, ...]]:
@@ -147,7 +149,7 @@ def test_too_many_spans_in_one_request_are_refused_and_nothing_is_stored(
 ) -> None:
     monkeypatch.setattr(journal, "MAX_SPANS", 3)
     receiving = RunWriter(tmp_path / "out", lambda _: None)
-    with pytest.raises(journal.TooLarge, match="more than 3 spans"):
+    with pytest.raises(journal.BodyTooLarge, match="more than 3 spans"):
         receiving.store([*requests(1), *requests(2)])
     assert receiving.store(requests(1)).spans == 2
     receiving.close()

@@ -15,7 +15,7 @@ import xsp
 from xsp import rundir, semconv, table
 from xsp.correlate.evidence import correlate
 from xsp.errors import TraceError, UsageError
-from xsp.importers.otlp import OtlpSpan, Part
+from xsp.importers.otlp import OtlpSpan, ScopeSpans
 from xsp.receiver import journal
 from xsp.receiver.journal import RunWriter
 from xsp.record.loop import LoggedStep, Loop, Status
@@ -73,15 +73,20 @@ def test_a_copy_that_a_file_manager_made_does_not_keep_a_receiver_from_starting(
     assert said == [f"{tmp_path / 'out' / 'net'}: 1 steps, 2 spans"]
 
 
-def _of_service(number: int) -> Iterator[Part]:
+def _of_service(number: int) -> Iterator[ScopeSpans]:
     trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
     own = OtlpSpan(trace, root, None, "GET /", start, start + 5_000, {})
-    yield Part({"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")])
+    yield ScopeSpans(
+        {"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")]
+    )
 
 
 def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp_path: Path) -> None:
     late = OtlpSpan("1".zfill(32), "cd" * 8, "1".zfill(16), "query", 999_999, 1_000_000, {})  # the first of its name
-    for session in ([*_of_service(1), *_of_service(2)], [*_of_service(3), *_of_service(4), Part({}, "http", [late])]):
+    for session in (
+        [*_of_service(1), *_of_service(2)],
+        [*_of_service(3), *_of_service(4), ScopeSpans({}, "http", [late])],
+    ):
         receiving = RunWriter(tmp_path / "out", lambda text: None)
         receiving.store(session)
         receiving.close()
@@ -111,7 +116,7 @@ def test_what_could_not_be_put_in_order_is_put_in_order_later(
     assert said[1:] == [f"{tmp_path / 'out' / 'services'}: 1 steps, 2 spans"]
 
 
-def _of_run(con: Any) -> Iterator[Part]:
+def _of_run(con: Any) -> Iterator[ScopeSpans]:
     """Yield the run's own span and the spans of its loop, as a sender without steps sends them."""
     described = {"xsp.kind": "run", "xsp.level": "application", semconv.RUN: json.dumps(RUN)}
     own = OtlpSpan(OWN.trace_id, OWN.span_id, None, "run", 1, 2_000_000, described)
@@ -120,7 +125,7 @@ def _of_run(con: Any) -> Iterator[Part]:
                {"xsp.kind": each.kind, "xsp.level": each.level, **json.loads(each.attributes or "")})
         for each in loop.spans(con, OWN)
     ]  # fmt: skip
-    yield Part({semconv.RUN_ID: RUN["id"], semconv.RUN_NAME: "net", semconv.RANK: 0}, "xsp", [own, *parts])
+    yield ScopeSpans({semconv.RUN_ID: RUN["id"], semconv.RUN_NAME: "net", semconv.RANK: 0}, "xsp", [own, *parts])
 
 
 def test_a_run_that_recorded_no_step_arrives_with_its_loop_alone(tmp_path: Path) -> None:

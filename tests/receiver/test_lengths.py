@@ -13,13 +13,13 @@ pytest.importorskip("opentelemetry.proto")
 
 from xsp.receiver.http import OtlpHttpServer
 from xsp.receiver.journal import RunWriter
-from xsp.receiver.limits import Limits, MemoryBudget
+from xsp.receiver.limits import MemoryBudget, RequestLimits
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     receiving = RunWriter(tmp_path / "out", lambda text: None)
-    with OtlpHttpServer(("127.0.0.1", 0), receiving, MemoryBudget(1 << 20), Limits()) as web:
+    with OtlpHttpServer(("127.0.0.1", 0), receiving, MemoryBudget(1 << 20), RequestLimits()) as web:
         threading.Thread(target=web.serve_forever, args=(0.05,), daemon=True).start()
         yield web.server_port
         web.shutdown()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import exit_code
 
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
@@ -363,7 +364,7 @@ def test_an_answer_is_in_the_words_of_the_question(receiver: ServeProcess) -> No
     "options", [["--http", "4318"], ["--http", "off", "--grpc", "off"], ["--max-body", "lots"], ["--connections", "0"]]
 )
 def test_options_that_make_no_sense(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", *options]) == 2
+    assert exit_code("serve", *options) == 2
     assert "xsp: error:" in capsys.readouterr().err
 
 
@@ -386,11 +387,11 @@ def test_of_two_receivers_of_one_directory_one_is_refused(
 
 
 def test_an_open_door_is_warned_of(tmp_path: Path) -> None:
-    from xsp.receiver.limits import Limits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.limits import RequestLimits
+    from xsp.receiver.server import Receiver, address
 
     said: list[str] = []
-    server = Server(tmp_path / "received", address("0.0.0.0:0"), None, Limits(), said.append)
+    server = Receiver(tmp_path / "received", address("0.0.0.0:0"), None, RequestLimits(), said.append)
     server.start()
     server.close()
     assert said[1] == "warning: --http 0.0.0.0:0: everybody who can reach this address can send spans"

@@ -94,7 +94,7 @@ def test_what_a_request_holds_is_counted_as_it_is_decoded(monkeypatch: pytest.Mo
     monkeypatch.setattr(limits, "MAX_OBJECTS", held)
     limits.check_protobuf(content)
     monkeypatch.setattr(limits, "MAX_OBJECTS", held - 1)
-    with pytest.raises(limits.TooLarge):
+    with pytest.raises(limits.BodyTooLarge):
         limits.check_protobuf(content)
 
 

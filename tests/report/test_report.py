@@ -21,7 +21,7 @@ from rich.console import Console
 
 from xsp import rundir, sections, terminal
 from xsp.analyses import ANALYSES
-from xsp.analyses.answers import Answer
+from xsp.analyses.answers import AnswerTable
 from xsp.errors import OutputError
 from xsp.report import charts, firstscreen, headline, html, lanes, loop, packed, text, timeline
 from xsp.report.fitting import shorten_distinctly
@@ -609,7 +609,7 @@ def test_a_part_of_the_run_without_a_recorded_step_is_no_bar_of_waiting_alone():
     known = [3.0, *([1.0] * len(chosen.series))]
     waits = [None, *(9.0 if column == "data_ms" else None for column in chosen.series)]
     rows = [(0, *known), (10, *waits), (20, *known)]
-    data = charts.chart_data(chosen, Answer(columns, rows))
+    data = charts.chart_data(chosen, AnswerTable(columns, rows))
     assert data["data"]["name"] == ["first step 0", "first step 20"]
     assert all(None not in series["values"] for series in data["series"])
-    assert "missing" in charts.chart_data(chosen, Answer(columns, rows[:2]))
+    assert "missing" in charts.chart_data(chosen, AnswerTable(columns, rows[:2]))

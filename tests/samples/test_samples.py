@@ -35,7 +35,7 @@ from xsp.samples.nvml import MAX_FAILURES, Nvml
 from xsp.samples.sampler import Sample, Sampler
 from xsp.samples.source import Reading, Source
 from xsp.schema import SAMPLE_COLUMNS
-from xsp.store.write import Store
+from xsp.store.write import StepWriter
 from xsp.testing import spans, trace_of
 
 # --- the process and the machine --------------------------------------------------------------------------
@@ -389,7 +389,7 @@ def beside(rows: list[Sample], steps: str = STEPS) -> xsp.Trace:
 def written(run: Path, rows: list[Sample]) -> Path:
     """Write a run of one step, and samples beside it."""
     rundir.create(run)
-    store = Store(run)
+    store = StepWriter(run)
     step = spans("step s 0-100", trace_id="0" * 32, step=0, rung=20, timed=True)
     store.add(0, list(zip(*step, strict=True)))
     store.finish({"name": "s", "finished": True})

@@ -19,7 +19,7 @@ from test_share_store import file_of
 from xsp import connections
 from xsp.errors import ShareError
 from xsp.share import client, serving, store, weights
-from xsp.share.store import Store
+from xsp.share.store import WeightStore
 
 MOST = 96
 PLACES = (MOST - serving.RESERVED_DESCRIPTORS) // 3
@@ -34,9 +34,9 @@ def poor(tmp_path: Path) -> Iterator[StoreProcess]:
 
 
 @contextlib.contextmanager
-def serving_here(folder: Path, capacity_bytes: int = 1 << 20) -> Iterator[Store]:
+def serving_here(folder: Path, capacity_bytes: int = 1 << 20) -> Iterator[WeightStore]:
     """Serve in a thread of this process."""
-    here = Store(folder, capacity_bytes)
+    here = WeightStore(folder, capacity_bytes)
     thread = threading.Thread(target=here.serve)
     thread.start()
     try:

@@ -10,18 +10,18 @@ import pytest
 from test_share_weights import written
 
 from xsp import cli, terminal
-from xsp.bench.shapes import Piece, Shape
+from xsp.bench.shapes import LinePiece, Shape
 from xsp.share import estimate, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE
 from xsp.share.measuring import COLD, WARM
-from xsp.share.weights import Tensor
+from xsp.share.weights import StoredTensor
 from xsp.stats import Interval
 
 MB = 1_000_000
 
 
 def line(start_s: float, per_byte_s: float) -> Shape:
-    piece = Piece(1, 1e9, Interval(start_s, start_s, start_s), Interval(per_byte_s, per_byte_s, per_byte_s))
+    piece = LinePiece(1, 1e9, Interval(start_s, start_s, start_s), Interval(per_byte_s, per_byte_s, per_byte_s))
     return Shape((piece,), (), 10, 0.0, 0.0, 1.0, None, 1e9)
 
 
@@ -31,7 +31,7 @@ def known(**costs: tuple[float, float]) -> estimate.Constants:
     ways = {MMAP: (0.0, 10e3), PICKLE: (0.0, 50e3), ATTACH: (1e6, 5e3)}
     names = {"mmap": MMAP, "pickle": PICKLE, "attach": ATTACH}
     ways.update({names[name]: cost for name, cost in costs.items()})
-    return estimate.Constants({way: estimate.Cost(*cost) for way, cost in ways.items()}, shapes, 1.0)
+    return estimate.Constants({way: estimate.WayCost(*cost) for way, cost in ways.items()}, shapes, 1.0)
 
 
 def of(rows: list[estimate.SavingEstimate], way: str, state: str) -> estimate.SavingEstimate:
@@ -58,8 +58,8 @@ def test_where_tensors_cost_more_in_the_store_it_pays_by_bytes_alone() -> None:
     assert of(estimate.estimate_savings(500 * MB, 10, dear), PICKLE, WARM).is_saving
     assert not of(estimate.estimate_savings(MB, 1000, dear), PICKLE, WARM).is_saving
     tensors = [
-        Tensor("big.w", "U8", (500 * MB,), 0, 500 * MB),
-        *(Tensor(f"s.{n}", "U8", (1,), 0, 1) for n in range(99)),
+        StoredTensor("big.w", "U8", (500 * MB,), 0, 500 * MB),
+        *(StoredTensor(f"s.{n}", "U8", (1,), 0, 1) for n in range(99)),
     ]
     parts = {row["name"]: row["saved_ns"] for row in savings.estimate_json("f", tensors, dear)["groups"]}
     assert list(parts) == ["big", "s"]

@@ -12,7 +12,7 @@ from xsp import cli, terminal
 from xsp.errors import ShareError, UsageError
 from xsp.share import loadworker, measuring, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
-from xsp.share.measuring import COLD, WARM, Measurement, Memory, WayTimes
+from xsp.share.measuring import COLD, WARM, Measurement, ProcessMemory, WayTimes
 
 MIB = 1 << 20
 
@@ -62,18 +62,18 @@ def test_memory_pays_from_the_first_count_at_which_it_is_less() -> None:
     assert savings.break_even_processes(found, MMAP) is None  # nothing was measured
     assert "not reported by the system" in terminal.page(savings.document(found))
     found.memory = {
-        MMAP: Memory(150 * MIB, 50.0 * MIB, 300 * MIB),
-        PICKLE: Memory(150 * MIB, 150.0 * MIB, 400 * MIB),
-        ATTACH: Memory(180 * MIB, 51.0 * MIB, 300 * MIB),
+        MMAP: ProcessMemory(150 * MIB, 50.0 * MIB, 300 * MIB),
+        PICKLE: ProcessMemory(150 * MIB, 150.0 * MIB, 400 * MIB),
+        ATTACH: ProcessMemory(180 * MIB, 51.0 * MIB, 300 * MIB),
     }
     assert savings.break_even_processes(found, MMAP) is None  # one more process takes as much
     count = savings.break_even_processes(found, PICKLE)
     assert count == 2
     assert found.memory[ATTACH].of(count) < found.memory[PICKLE].of(count)
     assert found.memory[ATTACH].of(count - 1) >= found.memory[PICKLE].of(count - 1)
-    found.memory[ATTACH] = Memory(150 * MIB + 198 * MIB, 51.0 * MIB, 300 * MIB)  # equal at 3
+    found.memory[ATTACH] = ProcessMemory(150 * MIB + 198 * MIB, 51.0 * MIB, 300 * MIB)  # equal at 3
     assert savings.break_even_processes(found, PICKLE) == 4
-    found.memory[ATTACH] = Memory(100 * MIB, 51.0 * MIB, 300 * MIB)
+    found.memory[ATTACH] = ProcessMemory(100 * MIB, 51.0 * MIB, 300 * MIB)
     assert savings.break_even_processes(found, PICKLE) == 1
     text = terminal.page(savings.document(found))
     assert "less than load_file for no number of processes" in text

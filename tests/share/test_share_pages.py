@@ -75,7 +75,7 @@ def test_weights_are_the_same_where_the_system_gives_no_large_pages(
         assert pages.large_page_bytes() == 0
     else:
         monkeypatch.setattr(pages, "_MADV_COLLAPSE", 0xBAD)  # no such advice: EINVAL, as before Linux 6.1
-    serving = store.Store(tmp_path / "s", 64 * MIB, shelf.Eviction.LRU)
+    serving = store.WeightStore(tmp_path / "s", 64 * MIB, shelf.Eviction.LRU)
     thread = threading.Thread(target=serving.serve)
     thread.start()
     try:
@@ -91,7 +91,7 @@ def test_weights_are_the_same_where_the_system_gives_no_large_pages(
 def test_what_has_large_pages_is_in_the_status(tmp_path: Path) -> None:
     import threading
 
-    serving = store.Store(tmp_path / "s", 64 * MIB, shelf.Eviction.LRU)
+    serving = store.WeightStore(tmp_path / "s", 64 * MIB, shelf.Eviction.LRU)
     thread = threading.Thread(target=serving.serve)
     thread.start()
     try:

@@ -23,7 +23,7 @@ from xsp.errors import ShareError, UsageError
 from xsp.share import client, store, weights, wire
 from xsp.share import shelf as shelf_of
 from xsp.share.shelf import Eviction, Shelf
-from xsp.share.store import Store
+from xsp.share.store import WeightStore
 
 KIB = 1 << 10
 
@@ -136,7 +136,7 @@ def test_what_is_no_weights_is_refused_and_the_store_goes_on(there: StoreProcess
 
 def test_a_file_that_is_changed_meanwhile_or_does_not_end_gives_nothing(tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 1)
-    serving = Store(tmp_path / "s", 1 << 20)
+    serving = WeightStore(tmp_path / "s", 1 << 20)
     file = os.open(path, os.O_RDONLY)
     version = store.version_of(os.fstat(file))
     os.truncate(path, 100)
@@ -153,18 +153,18 @@ def test_nobody_else_can_reach_it(there: StoreProcess, tmp_path: Path) -> None:
     assert stat.S_IMODE(there.folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((there.folder / wire.SOCKET).stat().st_mode) == 0o600
     with pytest.raises(ShareError, match="is served by another store already"):
-        Store(there.folder, 1)
+        WeightStore(there.folder, 1)
     there.folder.chmod(0o755)
-    for tries in (lambda: client.status(there.folder), lambda: Store(there.folder, 1)):
+    for tries in (lambda: client.status(there.folder), lambda: WeightStore(there.folder, 1)):
         with pytest.raises(ShareError, match="without access for others"):
             tries()
     (tmp_path / "link").symlink_to(there.folder)
     with pytest.raises(ShareError, match="without access for others"):
         client.status(tmp_path / "link")
     with pytest.raises(ShareError, match="too long"):
-        Store(tmp_path / ("x" * 100), 1)
+        WeightStore(tmp_path / ("x" * 100), 1)
     with pytest.raises(UsageError, match="must be above 0"):
-        Store(tmp_path / "t", 0)
+        WeightStore(tmp_path / "t", 0)
 
 
 @pytest.mark.parametrize("what", ["a file", "a link", "a folder"])
@@ -180,7 +180,7 @@ def test_what_lies_in_the_place_of_its_socket_stays_there(what: str, tmp_path: P
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         with pytest.raises(ShareError, match=r"store\.sock: is not a socket; move it away, or give another directory"):
-            Store(tmp_path / "s", 1 << 20)
+            WeightStore(tmp_path / "s", 1 << 20)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert os.path.lexists(place)
     with pytest.raises(ShareError, match="no store runs there"):

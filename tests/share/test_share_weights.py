@@ -22,7 +22,7 @@ def written(path: Path, header: Any, data: bytes = b"") -> Path:
     return path
 
 
-def read(path: Path) -> list[weights.Tensor]:
+def read(path: Path) -> list[weights.StoredTensor]:
     file = os.open(path, os.O_RDONLY)
     try:
         return weights.read_header(file, path.name)
@@ -120,7 +120,7 @@ def test_damage_anywhere_is_refused_or_read_as_tensors_inside_the_file(tmp_path:
 
 
 def test_tensors_lie_in_memory_where_torch_would_have_put_them() -> None:
-    tensors = [weights.Tensor("a", "U8", (3,), 11, 3), weights.Tensor("b", "F64", (1,), 14, 8)]
+    tensors = [weights.StoredTensor("a", "U8", (3,), 11, 3), weights.StoredTensor("b", "F64", (1,), 14, 8)]
     layout = weights.memory_layout(tensors)
     assert [each.offset % weights.ALIGNMENT for each in layout.tensors] == [0, 0]
     assert weights.read_table(layout.table) == layout.tensors

@@ -10,7 +10,7 @@ import pytest
 
 from xsp.store.iterations import iterations
 from xsp.store.loop import BARE
-from xsp.store.strata import Part, Stratum, strata, uncovered, weights
+from xsp.store.strata import StratifiedTime, Stratum, strata, weights
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of, with_loop
 
@@ -66,10 +66,10 @@ def test_recordings_with_too_many_slow_iterations_give_the_shares_of_the_loop(sl
 
 def test_steps_and_the_time_before_them_have_strata_of_their_own() -> None:
     con = loop(program({5, 15, 17, 61}))
-    usual, long = strata(con, Part.STEP)
+    usual, long = strata(con, StratifiedTime.STEP)
     assert (usual.iterations, long.iterations, long.recorded, long.period) == (132, 12, (5, 17), 12)
     assert weights([usual, long])[0, 5] == pytest.approx(12 / 144 / (2 / 4))
-    short, saved = strata(con, Part.BEFORE)
+    short, saved = strata(con, StratifiedTime.BEFORE)
     assert (short.recorded, saved.recorded, saved.iterations, saved.period) == ((5, 17, 61), (15,), 9, 15)
 
 
@@ -77,15 +77,6 @@ def test_the_period_of_rare_iterations_is_known() -> None:
     usual, long, saved = strata(loop(program({5, 15})))
     assert (usual.period, long.period, saved.period) == (None, 12, 15)
     assert long.mean_ns == pytest.approx(105 * MS, rel=0.02)
-
-
-def test_strata_without_a_recording_are_stated_with_their_share() -> None:
-    rows = program({1, 2, 3, 4})
-    found = strata(loop(rows))
-    assert set(weights(found).values()) == {1.0}
-    [share] = uncovered(found).values()
-    assert share == pytest.approx(1 - 123 * 5.1 / (123 * 5.1 + 12 * 105 + 9 * 155), abs=0.02)
-    assert uncovered(found, chosen=set()) == {(0, 0): 1.0}
 
 
 def test_iterations_that_are_alike_are_one_stratum() -> None:

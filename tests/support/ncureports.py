@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xsp import rundir
 from xsp.device import metrics
-from xsp.store.write import Store
+from xsp.store.write import StepWriter
 from xsp.testing import spans
 
 RANGES = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -61,7 +61,7 @@ kernel gemm<4>() 550-850 correlation_id=3 attributes={{"grid":[8,1,1],"block":[1
 def run_of_kernels(directory: Path) -> Path:
     """Return a run of two timed steps and one that describes, with analytic figures of the operators."""
     directory = rundir.create(directory)
-    store = Store(directory)
+    store = StepWriter(directory)
     for number in range(3):
         columns = {"step": number, "trace_id": f"{number:032x}", "rung": 70, "timed": number > 0}
         op = "flops=100 flops_source=shapes dtype=float" if number == 0 else ""

@@ -317,7 +317,7 @@ def test_a_process_says_what_was_changed_and_keeps_its_results_also_where_the_pr
 
 
 def test_a_result_that_cannot_be_read_stops_no_program() -> None:
-    watch = child.Watch([])
+    watch = child.CallObserver([])
     call = watch.wrap(torch.nn.Module.__call__)
     model = torch.nn.Linear(4, 4)
     found = torch.vmap(lambda x: call(model, x))(torch.rand(3, 4))
@@ -327,7 +327,7 @@ def test_a_result_that_cannot_be_read_stops_no_program() -> None:
 
 
 def test_modules_that_are_made_for_one_step_each_have_results_of_their_own() -> None:
-    watch = child.Watch([])
+    watch = child.CallObserver([])
     call = watch.wrap(torch.nn.Module.__call__)
     for _ in range(outputs.MODULES):
         call(torch.nn.Linear(4, 4), torch.rand(2, 4))  # CPython reuses the address of the one before

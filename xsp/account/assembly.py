@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp import stats
+from xsp import clock, stats
 from xsp.account import between, ondevice, onhost, places, plausibility, ranks
 from xsp.account import entries as names
 from xsp.account.check import violations
@@ -18,7 +18,7 @@ from xsp.account.course import course as of_course
 from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limit, Side
 from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
-from xsp.account.windows import Window, step_kinds, windows
+from xsp.account.windows import IterationWindow, step_kinds, windows
 from xsp.schema import Kind, Level
 from xsp.store import overlap, strata
 from xsp.store.iterations import SHORT_NS, WARM_UP_STEPS, Iteration, iterations
@@ -73,8 +73,8 @@ def of(trace: Trace) -> Account:
     return replace(account, violations=tuple(violations(account)))
 
 
-def _by_rank(recorded: Sequence[Window]) -> dict[int, list[Window]]:
-    found: dict[int, list[Window]] = {}
+def _by_rank(recorded: Sequence[IterationWindow]) -> dict[int, list[IterationWindow]]:
+    found: dict[int, list[IterationWindow]] = {}
     for window in recorded:
         found.setdefault(window.rank, []).append(window)
     return found
@@ -165,23 +165,15 @@ def _compiling(trace: Trace) -> list[Entry]:
     anew = tuple(
         Entry(
             names.ANEW,
-            _covered_ns(each for each in inside if each[2]) / 1e6,
+            clock.covered_ns([each[:2] for each in inside if each[2]], began_ns, ended_ns) / 1e6,
             names.COMPILER,
             place=reason,
             calls=sum(reasons.values()),
         )
         for reason, _ in reasons.most_common(1)
     )
-    return [Entry(names.COMPILING, _covered_ns(inside) / 1e6, names.COMPILER, children=anew, calls=len(inside))]
-
-
-def _covered_ns(intervals: Iterable[tuple[int, int, str]]) -> int:
-    """Return the time that sorted intervals cover: a function may be compiled inside another one."""
-    total_ns = until_ns = 0
-    for from_ns, to_ns, _ in intervals:
-        total_ns += max(0, to_ns - max(from_ns, until_ns))
-        until_ns = max(until_ns, to_ns)
-    return total_ns
+    ns = clock.covered_ns([each[:2] for each in inside], began_ns, ended_ns)
+    return [Entry(names.COMPILING, ns / 1e6, names.COMPILER, children=anew, calls=len(inside))]
 
 
 def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:
@@ -255,10 +247,10 @@ def _outside_steps(measured: Iteration) -> list[Entry]:
 class _Recordings(NamedTuple):
     """What the recorded iterations of a kind on a rank show."""
 
-    deep: Sequence[Window]
+    deep: Sequence[IterationWindow]
     """Those with most detail."""
 
-    shallow: Sequence[Window]
+    shallow: Sequence[IterationWindow]
     """Those with least detail, which are slowed least, and those of which no others are alike."""
 
     detailed: HostTimes
@@ -278,7 +270,7 @@ def _of_rank(
     trace: Trace,
     rank: int,
     kind: int | None,
-    recorded: Sequence[Window],
+    recorded: Sequence[IterationWindow],
     measured: Iteration | None,
     believes_devices: bool,
     collectives: Collectives | None,
@@ -318,7 +310,7 @@ def _of_rank(
 def _recordings(
     trace: Trace,
     rank: int,
-    recorded: Sequence[Window],
+    recorded: Sequence[IterationWindow],
     measured: Iteration | None,
     believes_devices: bool,
     collectives: Collectives | None,
@@ -362,7 +354,7 @@ def _sides_of_loop(trace: Trace, measured: Iteration, seen: _Recordings) -> tupl
     count = len(seen.deep)
     time = _at_least(_time(measured, ()), [sum(each.per_iteration_busy_ns) / count for each in seen.devices])
     host = _host_of_loop(trace, measured, time, seen)
-    represented = Representation(trace, measured, strata.Part.ITERATION, seen.deep)
+    represented = Representation(trace, measured, strata.StratifiedTime.ITERATION, seen.deep)
     are_whole = all(window.has_before for window in seen.deep)
     return time, host, [
         _device_of_loop(each, count, time, host, seen.wall_ns, represented, are_whole) for each in seen.devices
@@ -397,7 +389,7 @@ def _sides_as_recorded(seen: _Recordings) -> tuple[Entry, Side, list[Side]]:
     return time, host, [_closed(ondevice.side(each, count, RECORDED, before_ns), time) for each in seen.devices]
 
 
-def _host_ns(recorded: Sequence[Window]) -> int:
+def _host_ns(recorded: Sequence[IterationWindow]) -> int:
     return sum(window.end_ns - window.start_ns for window in recorded)
 
 
@@ -459,7 +451,7 @@ def _host_of_loop(trace: Trace, measured: Iteration, time: Entry, seen: _Recordi
         seen: what recorded iterations show.
     """
     step_ns, data_ns, between_ns = measured.step_ns or 0.0, measured.data_ns or 0.0, measured.between_ns or 0.0
-    represented = Representation(trace, measured, strata.Part.STEP, seen.shallow)
+    represented = Representation(trace, measured, strata.StratifiedTime.STEP, seen.shallow)
     data_in_step_ns = _data_in_step_ns(seen, represented, data_ns, step_ns)
     if not seen.devices and measured.mean_ns is not None:
         # the loop subtracts waits in the step from the time before it
@@ -535,13 +527,18 @@ def _in_step(
 
 
 def _between(
-    trace: Trace, measured: Iteration, between_ns: float, detailed: HostTimes, deep: Sequence[Window], drained_ns: float
+    trace: Trace,
+    measured: Iteration,
+    between_ns: float,
+    detailed: HostTimes,
+    deep: Sequence[IterationWindow],
+    drained_ns: float,
 ) -> Entry:
     """Return the time between steps, divided as iterations show that were recorded from the end of the step before."""
     found = between.parts(trace, measured.rank, deep, detailed.phases.unions.get(names.BETWEEN))
     if found:
         whole = [window for window in deep if window.has_before]
-        represented = Representation(trace, measured, strata.Part.BEFORE, whole)
+        represented = Representation(trace, measured, strata.StratifiedTime.BEFORE, whole)
         return between.entry(between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps)
     seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
     ms, is_seen = between_ns / 1e6, seen_ns >= MIN_SEEN_SHARE * between_ns
@@ -549,7 +546,7 @@ def _between(
     return Entry(names.BETWEEN, ms, BARE, children=children)
 
 
-def _before_step(outer: HostTimes, recorded: Sequence[Window]) -> list[float]:
+def _before_step(outer: HostTimes, recorded: Sequence[IterationWindow]) -> list[float]:
     """Return the time before each recorded step that its recording contains and that is waiting for data."""
     between_ns = outer.phase_ns.get(names.BETWEEN)
     return [
@@ -570,7 +567,9 @@ class Representation:
     long occur (see `xsp.store.strata`).
     """
 
-    def __init__(self, trace: Trace, measured: Iteration, part: strata.Part, recorded: Sequence[Window]) -> None:
+    def __init__(
+        self, trace: Trace, measured: Iteration, part: strata.StratifiedTime, recorded: Sequence[IterationWindow]
+    ) -> None:
         """Take the strata of a kind on a rank, and weigh its recorded iterations."""
         self._strata = _strata_of(trace, measured, part)
         self._steps = [window.step for window in recorded]
@@ -605,24 +604,24 @@ class Representation:
 
 
 def _with_other_strata(
-    trace: Trace, measured: Iteration, chosen: Sequence[Window], recorded: Sequence[Window]
-) -> list[Window]:
+    trace: Trace, measured: Iteration, chosen: Sequence[IterationWindow], recorded: Sequence[IterationWindow]
+) -> list[IterationWindow]:
     """Return the chosen iterations, and the recorded ones of strata of which none was chosen."""
     steps, others = {window.step for window in chosen}, set()
-    for each in _strata_of(trace, measured, strata.Part.STEP):
+    for each in _strata_of(trace, measured, strata.StratifiedTime.STEP):
         if not steps & set(each.recorded):
             others |= set(each.recorded)
     return [window for window in recorded if window.step in steps | others]
 
 
-def _strata_of(trace: Trace, measured: Iteration, part: strata.Part) -> list[strata.Stratum]:
+def _strata_of(trace: Trace, measured: Iteration, part: strata.StratifiedTime) -> list[strata.Stratum]:
     found = trace.cached(f"strata by {part.name}", lambda: strata.strata(trace.con, part, WARM_UP_STEPS))
     return [each for each in found if (each.rank, each.kind) == (measured.rank, measured.kind)]
 
 
-def _in_words(stratum: strata.Stratum, part: strata.Part) -> str:
+def _in_words(stratum: strata.Stratum, part: strata.StratifiedTime) -> str:
     """Return how long iterations of a stratum take in a part, and how often they occur."""
-    what = "gaps" if part is strata.Part.BEFORE else "steps"
+    what = "gaps" if part is strata.StratifiedTime.BEFORE else "steps"
     times = f"{stratum.iterations} {what} of about {stratum.mean_ns / 1e6:.3g} ms"
     return f"{times}, one in {stratum.period} steps" if stratum.period is not None else times
 

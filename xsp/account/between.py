@@ -17,7 +17,7 @@ from xsp.account import entries as names
 from xsp.account.entries import BARE, RECORDED, Entry
 from xsp.account.onhost import HostTimes
 from xsp.account.sweep import Times, Union, covered, intersection, length, union, without
-from xsp.account.windows import Window, tables
+from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -31,7 +31,7 @@ MOST_SPANS = 20
 """Maximum number of spans of a part that are named."""
 
 
-class Part(NamedTuple):
+class BetweenPart(NamedTuple):
     """A part of the time between steps."""
 
     name: str
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     spans: tuple[str, ...]
 
 
-def parts(trace: Trace, rank: int, recorded: Sequence[Window], between: Union | None) -> list[Part]:
+def parts(trace: Trace, rank: int, recorded: Sequence[IterationWindow], between: Union | None) -> list[BetweenPart]:
     """Return the parts of the time between steps, the largest first; together they cover all of it.
 
     Args:
@@ -66,32 +66,32 @@ def parts(trace: Trace, rank: int, recorded: Sequence[Window], between: Union | 
         times = without(times, taken)  # calls of several threads overlap
         taken = union(np.r_[taken[0], times[0]], np.r_[taken[1], times[1]])
         spans = tuple(map(str, calls["span_id"][chosen & inside][:MOST_SPANS]))
-        found.append(Part(str(label), times, int((chosen & inside).sum()), spans))
+        found.append(BetweenPart(str(label), times, int((chosen & inside).sum()), spans))
     found = _largest([part for part in found if length(part.times)])
     rest = without(between, taken)
     if length(rest):
-        found.append(Part(names.OUTSIDE_OPERATORS, rest, 0, ()))
+        found.append(BetweenPart(names.OUTSIDE_OPERATORS, rest, 0, ()))
     return sorted(found, key=lambda part: -length(part.times))
 
 
-def _before(whole: Sequence[Window]) -> Union:
+def _before(whole: Sequence[IterationWindow]) -> Union:
     return union(
         np.array([window.start_ns for window in whole], np.int64),
         np.array([window.before_end_ns for window in whole], np.int64),
     )
 
 
-def _largest(found: Sequence[Part]) -> list[Part]:
+def _largest(found: Sequence[BetweenPart]) -> list[BetweenPart]:
     """Return the largest parts, and the others as one."""
     ordered = sorted(found, key=lambda part: -length(part.times))
     kept, others = ordered[:MOST_PARTS], ordered[MOST_PARTS:]
     if not others:
         return list(kept)
     times = union(*(np.concatenate([part.times[place] for part in others]) for place in (0, 1)))
-    return [*kept, Part(names.OTHER_OPERATORS, times, sum(part.calls for part in others), ())]
+    return [*kept, BetweenPart(names.OTHER_OPERATORS, times, sum(part.calls for part in others), ())]
 
 
-def _outermost_calls(trace: Trace, rank: int, whole: Sequence[Window]) -> dict[str, Any]:
+def _outermost_calls(trace: Trace, rank: int, whole: Sequence[IterationWindow]) -> dict[str, Any]:
     """Return the outermost operators, blocks and runtime calls before steps on the threads of the steps."""
     pairs = {(window.process or -1, window.thread or -1) for window in whole}
     steps = ", ".join(str(window.step) for window in whole)
@@ -146,9 +146,9 @@ NEARLY = 0.8
 
 def entry(
     between_ns: float,
-    found: Sequence[Part],
+    found: Sequence[BetweenPart],
     times: HostTimes,
-    recorded: Sequence[Window],
+    recorded: Sequence[IterationWindow],
     weights: Mapping[int, float],
     drained_ns: float,
     slow_gaps: str | None = None,
@@ -186,7 +186,7 @@ def entry(
 
 
 def _seen(
-    found: Sequence[Part], times: HostTimes, recorded: Sequence[Window], weights: Mapping[int, float]
+    found: Sequence[BetweenPart], times: HostTimes, recorded: Sequence[IterationWindow], weights: Mapping[int, float]
 ) -> list[Entry]:
     """Return the parts as entries, in milliseconds of a recorded iteration."""
     whole = [window for window in recorded if window.has_before and window.rung >= Level.OP]

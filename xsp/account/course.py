@@ -18,7 +18,7 @@ from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIter
 from xsp.schema import Kind, Level
 from xsp.store.iterations import UNDISTURBED, WARM_UP_STEPS
 from xsp.store.loop import BARE
-from xsp.store.strata import Part, period_of, strata
+from xsp.store.strata import StratifiedTime, period_of, strata
 from xsp.store.trace import Trace
 
 SLOW_FACTOR = 1.5
@@ -86,7 +86,7 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
 def _slow(trace: Trace, rank: int, kind: int | None, rows: Mapping[str, Any], time: Entry) -> Sequence[SlowIterations]:
     """Return the slow iterations of each part of an iteration, those that cost most first."""
     found: list[SlowIterations] = []
-    for part in (Part.STEP, Part.BEFORE):
+    for part in (StratifiedTime.STEP, StratifiedTime.BEFORE):
         own = [each for each in strata(trace.con, part) if (each.rank, each.kind) == (rank, kind)]
         if len(own) > 1:
             found += _slow_of_part(trace, rank, rows, part, own, time)
@@ -94,12 +94,12 @@ def _slow(trace: Trace, rank: int, kind: int | None, rows: Mapping[str, Any], ti
 
 
 def _slow_of_part(
-    trace: Trace, rank: int, rows: Mapping[str, Any], part: Part, own: Sequence[Any], time: Entry
+    trace: Trace, rank: int, rows: Mapping[str, Any], part: StratifiedTime, own: Sequence[Any], time: Entry
 ) -> list[SlowIterations]:
     single = (rows["steps"] == 1) & (rows["step"] >= WARM_UP_STEPS)
     # what a step takes longer while xsp stores another one, or right after it, is not the program's
     bare = single & (rows["rung"] == BARE) & (rows["is_disturbed"] == 0)
-    ns = rows["dur_ns"] if part is Part.STEP else rows["before_ns"]
+    ns = rows["dur_ns"] if part is StratifiedTime.STEP else rows["before_ns"]
     if not bare.any() or rows["steps"][single].sum() < 0.8 * rows["steps"].sum() - WARM_UP_STEPS:
         return []  # most rows are means of several steps
     iteration_ns = rows["dur_ns"] + rows["before_ns"]
@@ -146,7 +146,7 @@ MOST_STEPS = 20
 def _what_is_slow(
     trace: Trace,
     rank: int,
-    part: Part,
+    part: StratifiedTime,
     rows: Mapping[str, Any],
     is_slow: Any,
     steps: Sequence[int],
@@ -154,7 +154,7 @@ def _what_is_slow(
     excess_ns: float,
 ) -> tuple[str, str | None]:
     """Return the part of an iteration that is slow, and the place in it if it was recorded."""
-    if part is Part.BEFORE:
+    if part is StratifiedTime.BEFORE:
         data = rows["data_ns"]
         if float(data[is_slow].mean() - np.median(data[~is_slow])) >= MIN_PLACE_SHARE * excess_ns:
             return names.DATA, None

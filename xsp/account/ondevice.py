@@ -21,7 +21,7 @@ import numpy as np
 from xsp.account import entries as names
 from xsp.account.entries import Entry, Side
 from xsp.account.sweep import Times, Union, clipped, complement, covered, intersection, length, union, without
-from xsp.account.windows import Window, tables
+from xsp.account.windows import IterationWindow, tables
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.schema import Kind
 from xsp.store.devicework import COPY
@@ -33,10 +33,8 @@ LAUNCH_NS = 10_000
 NONE, EARLIER = -1, -2
 """In place of the number of an iteration: work outside all of them, and work that was launched before the recording."""
 
-_PURPOSES = {"computation": 0, COMMUNICATION: 1, COPY: 2}
 
-
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """Device work of a rank, in order of its start."""
 
     start: Times
@@ -61,7 +59,7 @@ class Work(NamedTuple):
     span: Any
 
 
-def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
+def work_of(trace: Trace, rank: int, iterations: Sequence[IterationWindow]) -> DeviceWork:
     """Return the device work of a rank with the iterations that launched it."""
     made = tables(trace)
     table = trace.con.execute(
@@ -80,14 +78,14 @@ def work_of(trace: Trace, rank: int, iterations: Sequence[Window]) -> Work:
     columns = [np.asarray(table[name]) for name in table]
     start, end, device, stream, purpose, kind, launch, returned, thread, blocks, span = columns
     owner = _owners(start, device, stream, launch, iterations)
-    return Work(
+    return DeviceWork(
         start.astype(np.int64), end.astype(np.int64), device.astype(np.int64), stream.astype(np.int64),
         purpose.astype(np.int64), kind, owner, launch.astype(np.int64), returned.astype(np.int64),
         thread.astype(np.int64), blocks.astype(bool), span,
     )  # fmt: skip
 
 
-def _owners(start: Times, device: Times, stream: Times, launch: Times, iterations: Sequence[Window]) -> Times:
+def _owners(start: Times, device: Times, stream: Times, launch: Times, iterations: Sequence[IterationWindow]) -> Times:
     """Return the iteration of each piece of work: that of its launch, else of its neighbours on its stream."""
     if all(window.is_whole for window in iterations):
         return np.zeros(len(start), np.int64)
@@ -183,7 +181,7 @@ class DeviceTimes:
         return self.purposes[names.EARLIER] + gaps_ns
 
 
-def block_ends(work: Work, iterations: Sequence[Window]) -> dict[int, tuple[int, int]]:
+def block_ends(work: DeviceWork, iterations: Sequence[IterationWindow]) -> dict[int, tuple[int, int]]:
     """Return for each recording its start and its end: that of its last iteration or of the last work it launched."""
     bounds: dict[int, tuple[int, int]] = {}
     last_end = np.zeros(len(iterations), np.int64)
@@ -197,9 +195,9 @@ def block_ends(work: Work, iterations: Sequence[Window]) -> dict[int, tuple[int,
 
 
 def device_times(
-    work: Work,
+    work: DeviceWork,
     waits: HostWaits,
-    iterations: Sequence[Window],
+    iterations: Sequence[IterationWindow],
     bounds: dict[int, tuple[int, int]],
     for_ranks: Union | None = None,
 ) -> list[DeviceTimes]:
@@ -211,10 +209,10 @@ def device_times(
 
 
 def _of_device(
-    work: Work,
+    work: DeviceWork,
     rows: Any,
     waits: HostWaits,
-    iterations: Sequence[Window],
+    iterations: Sequence[IterationWindow],
     bounds: dict[int, tuple[int, int]],
     device: int,
     for_ranks: Union | None,
@@ -260,7 +258,7 @@ def _of_device(
     return DeviceTimes(device, wall_ns, purposes, classes, max(0, hidden_ns), gaps, busy)
 
 
-def _classes(work: Work, rows: Any, total_ns: int) -> dict[str, float]:
+def _classes(work: DeviceWork, rows: Any, total_ns: int) -> dict[str, float]:
     """Return the time of each class; work of several streams that overlaps shares its time."""
     kinds, inverse = np.unique(work.kind[rows].astype(str), return_inverse=True)
     sums = np.bincount(inverse, work.end[rows] - work.start[rows], len(kinds)) if len(rows) else np.zeros(0)
@@ -268,7 +266,9 @@ def _classes(work: Work, rows: Any, total_ns: int) -> dict[str, float]:
     return {str(kind): float(total_ns * ns / whole) for kind, ns in zip(kinds, sums, strict=True) if whole}
 
 
-def _gaps(work: Work, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequence[Window]) -> list[Gap]:
+def _gaps(
+    work: DeviceWork, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequence[IterationWindow]
+) -> list[Gap]:
     """Return the parts of the gaps of a device in a recording, with their causes."""
     found: list[Gap] = []
     starts = work.start[rows]
@@ -304,7 +304,7 @@ def _gaps(work: Work, rows: Any, gaps: Union, waits: HostWaits, iterations: Sequ
     return found
 
 
-def _first_launches(work: Work, rows: Any, count: int) -> Times:
+def _first_launches(work: DeviceWork, rows: Any, count: int) -> Times:
     first = np.full(count, np.iinfo(np.int64).max, np.int64)
     launched = rows[(work.owner[rows] >= 0) & (work.launch[rows] >= 0)]
     np.minimum.at(first, work.owner[launched], work.launch[launched])

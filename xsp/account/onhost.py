@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xsp.account import entries as names
 from xsp.account.ranks import Collectives
 from xsp.account.sweep import Times, Union, covered, innermost, intersection, length, union, without
-from xsp.account.windows import Window, tables
+from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -78,7 +78,7 @@ class HostTimes:
 def host_times(
     trace: Trace,
     rank: int,
-    iterations: Sequence[Window],
+    iterations: Sequence[IterationWindow],
     ends: Sequence[int],
     collectives: Collectives | None = None,
 ) -> HostTimes:
@@ -142,7 +142,7 @@ def _joined(unions: Sequence[Union]) -> tuple[Times, Times]:
     )
 
 
-def _threads(trace: Trace, rank: int, iterations: Sequence[Window]) -> list[tuple[int, int]]:
+def _threads(trace: Trace, rank: int, iterations: Sequence[IterationWindow]) -> list[tuple[int, int]]:
     """Return process and thread of the steps and of the backward pass, which works while the step's thread waits."""
     main = {(window.process or -1, window.thread or -1) for window in iterations if window.thread is not None}
     rows = trace.con.execute(
@@ -355,7 +355,7 @@ def _in_collectives(
     return {names.OTHER_RANKS: waiting, names.TRANSFER: without(without(own.transfer, busy), waiting)}
 
 
-def _draining(trace: Trace, rank: int, iterations: Sequence[Window], ends: Sequence[int]) -> Union:
+def _draining(trace: Trace, rank: int, iterations: Sequence[IterationWindow], ends: Sequence[int]) -> Union:
     """Return the time from the last span of the program in a recorded step of xsp until its device work ended.
 
     The last call that synchronises the device in such a step is the one with which xsp waits for this work.

@@ -14,7 +14,7 @@ from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import covered
-from xsp.account.windows import Window, tables
+from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -44,7 +44,7 @@ class _Place:
 def with_places(
     trace: Trace,
     account: Iterations,
-    recorded: Sequence[Window],
+    recorded: Sequence[IterationWindow],
     phases: PhaseTimes,
     gaps: Sequence[tuple[int, Sequence[Gap]]],
 ) -> Iterations:
@@ -84,7 +84,9 @@ def _named(entry: Entry, places: dict[str, _Place | None]) -> Entry:
 # --- host ---------------------------------------------------------------------------------------------------------
 
 
-def _on_host(trace: Trace, account: Iterations, recorded: Sequence[Window], phases: PhaseTimes) -> tuple[Entry, ...]:
+def _on_host(
+    trace: Trace, account: Iterations, recorded: Sequence[IterationWindow], phases: PhaseTimes
+) -> tuple[Entry, ...]:
     outermost = _outermost_calls(trace, account.rank, recorded)
     entries = []
     for entry in account.host.entries:
@@ -129,7 +131,7 @@ def _is_large(place: _Place, entry: Entry, whole_ms: float) -> bool:
     return place.ms >= MIN_PLACE_SHARE * (whole_ms or entry.ms or 0.0) and place.ms > 0
 
 
-def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[Window]) -> dict[str, Any]:
+def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[IterationWindow]) -> dict[str, Any]:
     """Return the outermost operators of the steps' threads: name, start, end, and their span."""
     steps = [window.step for window in recorded if window.step is not None]
     rung = recorded[0].rung
@@ -214,7 +216,9 @@ def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place |
     return _Place(label, ms * factor, float(calls), tuple(spans))
 
 
-def _frame(trace: Trace, rank: int, recorded: Sequence[Window], phases: PhaseTimes, phase: str) -> _Place | None:
+def _frame(
+    trace: Trace, rank: int, recorded: Sequence[IterationWindow], phases: PhaseTimes, phase: str
+) -> _Place | None:
     """Return the call of Python that covers most of the time in no phase, in traces that have long calls."""
     frames = _frames_of(trace, rank, recorded)
     if not frames or phase not in phases.unions:
@@ -229,7 +233,7 @@ def _frame(trace: Trace, rank: int, recorded: Sequence[Window], phases: PhaseTim
     return _Place(frames[best][0], float(inside[best]) / len(recorded) / 1e6, 1.0)
 
 
-def _frames_of(trace: Trace, rank: int, recorded: Sequence[Window]) -> list[tuple[str, int, int]]:
+def _frames_of(trace: Trace, rank: int, recorded: Sequence[IterationWindow]) -> list[tuple[str, int, int]]:
     """Return the long calls of Python on the threads of the steps: name, start and end."""
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
     threads = {window.thread for window in recorded} | {(window.thread or 0) & 0xFFFFFFFF for window in recorded}
@@ -275,7 +279,7 @@ def _line(trace: Trace, rank: int) -> _Place | None:
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-def _module_on_device(trace: Trace, rank: int, device: int, recorded: Sequence[Window]) -> _Place | None:
+def _module_on_device(trace: Trace, rank: int, device: int, recorded: Sequence[IterationWindow]) -> _Place | None:
     """Return the class of modules, or the module, whose own kernels take most of a device's time."""
     count = len(recorded)
     is_one_of_several = recorded[0].kind is not None
@@ -300,7 +304,9 @@ def _module_on_device(trace: Trace, rank: int, device: int, recorded: Sequence[W
     return _Place(label, ms / count, calls / count, tuple(spans))
 
 
-def _gap_place(trace: Trace, rank: int, recorded: Sequence[Window], gaps: Sequence[Gap], cause: str) -> _Place | None:
+def _gap_place(
+    trace: Trace, rank: int, recorded: Sequence[IterationWindow], gaps: Sequence[Gap], cause: str
+) -> _Place | None:
     """Return what the host was in during the longest gap of a cause, if that gap is a large part of the cause."""
     chosen = [gap for gap in gaps if gap.cause == cause]
     if not chosen:

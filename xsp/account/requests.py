@@ -135,7 +135,7 @@ def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Serv
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-class Figure(NamedTuple):
+class RequestFigure(NamedTuple):
     """A figure of all requests with its 95 % interval; an end is None if there are too few values to bound it."""
 
     name: str
@@ -168,7 +168,7 @@ def _gaps_of(trace: Trace) -> dict[tuple[int, str, str], list[tuple[int, int]]]:
     return gaps
 
 
-def figures(trace: Trace) -> list[Figure]:
+def figures(trace: Trace) -> list[RequestFigure]:
     """Return percentiles of TTFT, ITL, TPOT and latency in milliseconds, and rates, of requests that ended well."""
     import numpy as np
 
@@ -186,12 +186,12 @@ def figures(trace: Trace) -> list[Figure]:
         values = np.array(list(times), float)
         for label, share in SHARES.items() if len(values) else ():
             low, value, high = (None if end is None else end / 1e6 for end in stats.percentile_interval(values, share))
-            found.append(Figure(f"{name} {label}", "ms", value or 0.0, low, high, len(values)))
+            found.append(RequestFigure(f"{name} {label}", "ms", value or 0.0, low, high, len(values)))
     if (seconds := _seconds(ended)) > 0:
         output = sum(each.output_tokens for each in ended)
         prompts = sum(each.prompt_tokens for each in ended)
         rates = {"requests": len(ended), "output tokens": output, "prompt tokens": prompts}
-        found += [Figure(name, "/s", count / seconds, None, None, count) for name, count in rates.items()]
+        found += [RequestFigure(name, "/s", count / seconds, None, None, count) for name, count in rates.items()]
     return found
 
 
@@ -274,14 +274,14 @@ class Goodput(NamedTuple):
     """Their share of all requests that ended, also cancelled and failed ones, which keep none."""
 
 
-def _within(trace: Trace, limits: Limits) -> list[Figure]:
+def _within(trace: Trace, limits: Limits) -> list[RequestFigure]:
     """Return goodput at limits, and the share of requests that keep them in percent."""
     found = goodput(trace, *limits)
     count = sum(each.status != "unclosed" for each in requests(trace))
     low, high = (100 * end for end in found.share.ends)
     return [
-        Figure("goodput", "/s", found.per_s, None, None, count),
-        Figure("requests within the limits", "%", 100 * found.share.value, low, high, count),
+        RequestFigure("goodput", "/s", found.per_s, None, None, count),
+        RequestFigure("requests within the limits", "%", 100 * found.share.value, low, high, count),
     ]
 
 

@@ -20,7 +20,7 @@ from xsp.store.devicework import Tables, launches, tables_of
 from xsp.store.trace import Trace
 
 
-class Window(NamedTuple):
+class IterationWindow(NamedTuple):
     """A recorded iteration on the host of a rank; times in nanoseconds."""
 
     rank: int
@@ -77,7 +77,7 @@ def tables(trace: Trace) -> Tables:
     return trace.cached("tables of whole iterations", make)
 
 
-def windows(trace: Trace, kind: int | None = None) -> list[Window]:
+def windows(trace: Trace, kind: int | None = None) -> list[IterationWindow]:
     """Return the timed recorded iterations of a kind on each rank, in order; one window each without steps.
 
     Steps of threads other than the one with most steps are left out.
@@ -90,7 +90,7 @@ def windows(trace: Trace, kind: int | None = None) -> list[Window]:
     if all(window.kind is None for window in found):
         return found
     kind = trace.kind if kind is None else kind
-    chosen: list[Window] = []
+    chosen: list[IterationWindow] = []
     for place, window in enumerate(found):
         if window.kind == kind:
             before = found[place - 1] if place else window
@@ -107,7 +107,7 @@ def step_kinds(trace: Trace) -> list[int]:
     return sorted(kind for kind in kinds if kind is not None) if len(kinds) > 1 else []
 
 
-def _of_all_kinds(trace: Trace) -> list[Window]:
+def _of_all_kinds(trace: Trace) -> list[IterationWindow]:
     """Return the windows of the trace's kind, as in `windows`; of all kinds, if an importer gave them."""
     # without a loop, kinds of steps are unknown, and other ranks number kinds on their own: all their steps count
     has_loop = bool(trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall())
@@ -139,7 +139,7 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
         """
     ).fetchall()
     is_apart = trace.run.imported is None
-    found: list[Window] = []
+    found: list[IterationWindow] = []
     for rank, step, start_ns, end_ns, rung, process, thread, first_ns, before_end_ns, kind, is_whole in rows:
         last = found[-1] if found and found[-1].rank == rank else None
         follows = last is not None and not is_apart and (step is None or last.step is None or step == last.step + 1)
@@ -149,7 +149,9 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
         if last is not None:
             begin_ns = last.end_ns if follows else max(begin_ns, last.end_ns)
         block = (last.block + (not follows)) if last is not None else 0
-        window = Window(rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns, kind)
+        window = IterationWindow(
+            rank, step, begin_ns, start_ns, end_ns, rung, process, thread, block, before_end_ns, kind
+        )
         found.append(window._replace(is_whole=is_whole))
     if len({window.kind for window in found}) > 1:
         return _until_done(trace, found)
@@ -158,7 +160,7 @@ def _of_all_kinds(trace: Trace) -> list[Window]:
     return _whole(trace)
 
 
-def _until_done(trace: Trace, found: list[Window]) -> list[Window]:
+def _until_done(trace: Trace, found: list[IterationWindow]) -> list[IterationWindow]:
     """Return iterations that last until the device has done the work that their host launched, one after another."""
     import numpy as np  # tables do not load it before they are asked for
 
@@ -179,7 +181,7 @@ def _until_done(trace: Trace, found: list[Window]) -> list[Window]:
         owner = own[np.maximum(place, 0)]
         inside = (place >= 0) & (launched[work] < np.array([found[index].end_ns for index in owner], np.int64))
         np.maximum.at(done, owner[inside], ended[work][inside])
-    result: list[Window] = []
+    result: list[IterationWindow] = []
     for window, done_ns in zip(found, done.tolist(), strict=True):
         last = result[-1] if result else None
         follows = last is not None and (last.rank, last.block) == (window.rank, window.block)
@@ -201,7 +203,7 @@ def _has_timed_steps(trace: Trace) -> bool:
     return bool(trace.con.execute(timed).fetchall())
 
 
-def _whole(trace: Trace) -> list[Window]:
+def _whole(trace: Trace) -> list[IterationWindow]:
     rows = trace.con.execute(
         f"""
         WITH busiest AS (
@@ -216,7 +218,7 @@ def _whole(trace: Trace) -> list[Window]:
         """
     ).fetchall()
     return [
-        Window(rank, None, start_ns, start_ns, end_ns, int(Level.KERNEL), process, thread, 0, is_whole=True)
+        IterationWindow(rank, None, start_ns, start_ns, end_ns, int(Level.KERNEL), process, thread, 0, is_whole=True)
         for rank, start_ns, end_ns, process, thread in rows
         if end_ns > start_ns
     ]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind
 from xsp.stats import Interval
@@ -37,7 +37,7 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
     of the first. Layers (`aten::linear`) are left out, since their weights are given, and so are backward passes.
     """
     step_ms = calls.step_ms(context)
-    pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[Call, Call]]] = {}
+    pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[HostCall, HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
@@ -73,7 +73,7 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _sizes(first: Call, second: Call) -> _Sizes | None:
+def _sizes(first: HostCall, second: HostCall) -> _Sizes | None:
     """Return m, k, n, p of (m×k @ k×n) @ n×p if the other order is worth it, else None."""
     if not (first.name in PRODUCTS and second.name in PRODUCTS and first.is_op and second.is_op):
         return None
@@ -86,7 +86,7 @@ def _sizes(first: Call, second: Call) -> _Sizes | None:
     return (m, k, n, p) if k * n * p + m * k * p <= MOST_SHARE * (m * k * n + m * n * p) else None
 
 
-def _is_used(sizes: _Sizes, later_calls: list[Call]) -> bool:
+def _is_used(sizes: _Sizes, later_calls: list[HostCall]) -> bool:
     """Return whether two products may share their left factor, and a later call takes the result of the first.
 
     This is possible only if both left factors have the same shape. Later products do not count.
@@ -95,7 +95,7 @@ def _is_used(sizes: _Sizes, later_calls: list[Call]) -> bool:
     return k == n and any([m, n] in call.shapes for call in later_calls if call.name not in PRODUCTS)
 
 
-def _matrix(call: Call, index: int) -> tuple[int, ...] | None:
+def _matrix(call: HostCall, index: int) -> tuple[int, ...] | None:
     """Return the shape of an input that is a vector or a matrix, else None."""
     shape = call.shape(index)
     return shape if shape is not None and len(shape) <= 2 else None
@@ -112,7 +112,7 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     lookups = [call for call in calls.walk(context) if call.name == "aten::embedding" and call.first_shape]
-    ops_by_table: dict[tuple[int, int], list[Call]] = {}
+    ops_by_table: dict[tuple[int, int], list[HostCall]] = {}
     for call in calls.walk(context):
         if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
             # the number of indices that a gradient is made for; 0 if the shapes do not give it
@@ -231,7 +231,7 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
     A matrix product multiplies and adds without writing such a tensor. Shapes and the order of the calls identify them.
     """
     step_ms = calls.step_ms(context)
-    chains_by_op: dict[tuple[str, str], list[list[Call]]] = {}
+    chains_by_op: dict[tuple[str, str], list[list[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
@@ -265,7 +265,7 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _sum_chain(children: Sequence[Call], index: int) -> list[Call]:
+def _sum_chain(children: Sequence[HostCall], index: int) -> list[HostCall]:
     """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
     shape = _broadcast_shape(children[index])
     chain = [children[index]]
@@ -278,7 +278,7 @@ def _sum_chain(children: Sequence[Call], index: int) -> list[Call]:
     return []
 
 
-def _broadcast_shape(call: Call) -> tuple[int, ...] | None:
+def _broadcast_shape(call: HostCall) -> tuple[int, ...] | None:
     """Return the shape that an elementwise operator makes of two much smaller tensors; None for any other call."""
     if call.name not in _ELEMENTWISE or not call.is_op:
         return None
@@ -304,7 +304,7 @@ def inverse(context: AdviceContext) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     step_ms = calls.step_ms(context)
     outer_ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
-    ops: list[Call] = []
+    ops: list[HostCall] = []
     for index, op in enumerate(outer_ops):
         size = op.first_shape
         if op.name not in _INVERSES or size is None or len(size) < 2 or size[-1] != size[-2]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -67,7 +67,7 @@ def unused_gradients(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _updates_by_shape(optimizers: Sequence[Call]) -> Counter[Shape]:
+def _updates_by_shape(optimizers: Sequence[HostCall]) -> Counter[Shape]:
     """Return how many parameters of each shape the optimizers update.
 
     The in-place operator that writes to tensors of the most shapes is counted, and among several such operators the one
@@ -85,15 +85,17 @@ def _updates_by_shape(optimizers: Sequence[Call]) -> Counter[Shape]:
     return max(by_op.values(), key=lambda counts: (len(counts), -counts.total()), default=Counter())
 
 
-def _split_by_use(leaves: Sequence[Call], updated_shapes: Counter[Shape]) -> tuple[list[Call], list[Call], bool]:
+def _split_by_use(
+    leaves: Sequence[HostCall], updated_shapes: Counter[Shape]
+) -> tuple[list[HostCall], list[HostCall], bool]:
     """Return the gradients that are applied, the gradients that are not, and whether the two have no shape in common.
 
     Of several gradients of one shape the first ones are taken as applied: where only some layers are trained, they are
     the last ones, whose gradients come first.
     """
     remaining = Counter(updated_shapes)
-    applied: list[Call] = []
-    unused: list[Call] = []
+    applied: list[HostCall] = []
+    unused: list[HostCall] = []
     for leaf in leaves:
         assert leaf.first_shape is not None
         (applied if remaining[leaf.first_shape] > 0 else unused).append(leaf)
@@ -124,7 +126,7 @@ def recomputation(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-def _recomputed_modules(call: Call, in_backward: bool) -> Iterator[Call]:
+def _recomputed_modules(call: HostCall, in_backward: bool) -> Iterator[HostCall]:
     """Yield the outermost modules that an operator of a backward pass calls."""
     if in_backward and call.level == Level.LAYER:
         yield call

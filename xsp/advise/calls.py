@@ -36,7 +36,7 @@ _HINT = "record again with --levels M/L/G, which has operators"
 
 
 @dataclass(eq=False)
-class Call:
+class HostCall:
     """A call on the host, with the calls inside it."""
 
     span_id: str
@@ -62,8 +62,8 @@ class Call:
     input_shapes: str | None
     """JSON of the shapes of the inputs."""
 
-    parent: Call | None = None
-    children: list[Call] = field(default_factory=list)
+    parent: HostCall | None = None
+    children: list[HostCall] = field(default_factory=list)
 
     @cached_property
     def shapes(self) -> list[object]:
@@ -97,7 +97,7 @@ class Call:
     @property
     def module(self) -> str | None:
         """The name of the innermost module around the call, or of the call itself if it is a module's."""
-        call: Call | None = self
+        call: HostCall | None = self
         while call is not None and call.level != Level.LAYER:
             call = call.parent
         return call.name if call is not None else None
@@ -139,7 +139,7 @@ class Call:
         """The number of inputs that are known to be tensors."""
         return sum(isinstance(shape, list) and bool(shape) for shape in self.shapes)
 
-    def walk(self) -> Iterator[Call]:
+    def walk(self) -> Iterator[HostCall]:
         """Yield this call and all calls inside it."""
         pending = [self]
         while pending:
@@ -167,7 +167,7 @@ def missing_shapes(context: AdviceContext) -> str | None:
     return "no recorded step has shapes: let the program run longer, or give a larger --budget"
 
 
-def roots(context: AdviceContext, with_device: bool = False) -> list[Call]:
+def roots(context: AdviceContext, with_device: bool = False) -> list[HostCall]:
     """Return the outermost calls of the merged step on the host, in order; computed once.
 
     Args:
@@ -182,7 +182,7 @@ def roots(context: AdviceContext, with_device: bool = False) -> list[Call]:
     return context.cached("calls", lambda: _trees(context))
 
 
-def walk(context: AdviceContext, with_device: bool = False) -> Iterator[Call]:
+def walk(context: AdviceContext, with_device: bool = False) -> Iterator[HostCall]:
     """Yield all calls of the merged step; raises the errors of `roots`."""
     for root in roots(context, with_device):
         yield from root.walk()
@@ -201,24 +201,24 @@ def are_worth_a_walk(context: AdviceContext, condition: str, least: int = 1) -> 
     return bool(count >= least)
 
 
-def gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Call]:
+def gradients(context: AdviceContext, forward_calls: Sequence[HostCall]) -> list[HostCall]:
     """Return the backward nodes that compute the gradients of calls, matched by autograd's sequence numbers."""
     numbers = {call.sequence_nr for root in forward_calls for call in root.walk()} - {None}
     passes = (call for call in walk(context) if call.kind == Kind.BACKWARD)
     return [node for backward in passes for node in backward.children if numbers and node.sequence_nr in numbers]
 
 
-def with_gradients(context: AdviceContext, forward_calls: Sequence[Call]) -> list[Call]:
+def with_gradients(context: AdviceContext, forward_calls: Sequence[HostCall]) -> list[HostCall]:
     """Return calls and the backward nodes of their gradients: all that goes away if these calls are not made."""
     return [*forward_calls, *gradients(context, forward_calls)]
 
 
-def gradients_text(forward_calls: Sequence[Call], all_calls: Sequence[Call]) -> str:
+def gradients_text(forward_calls: Sequence[HostCall], all_calls: Sequence[HostCall]) -> str:
     """Return ` and their gradients` if `with_gradients` found some for these calls, else nothing."""
     return " and their gradients" * (len(all_calls) > len(forward_calls))
 
 
-def _trees(context: AdviceContext) -> list[Call]:
+def _trees(context: AdviceContext) -> list[HostCall]:
     trace = context.required_trace
     if not trace.has(Level.OP):
         raise AnalysisError(f"{trace.name!r} has no operators: {_HINT}")
@@ -235,13 +235,13 @@ def _trees(context: AdviceContext) -> list[Call]:
     ).fetchall()
     if len(rows) > MOST_CALLS:
         raise AnalysisError(f"more than {MOST_CALLS:,} calls in a step: record fewer steps")
-    roots: list[Call] = []
-    stack: list[Call] = []
+    roots: list[HostCall] = []
+    stack: list[HostCall] = []
     thread: tuple[object, object] | None = None
-    threads: dict[object, list[Call]] = {}
+    threads: dict[object, list[HostCall]] = {}
     for row in rows:
         *values, process, thread_id = row
-        call = Call(*values)
+        call = HostCall(*values)
         middle = (call.start_ns + call.end_ns) // 2
         while stack and (thread != (process, thread_id) or stack[-1].end_ns <= middle):
             stack.pop()
@@ -261,7 +261,7 @@ def _trees(context: AdviceContext) -> list[Call]:
     return trees
 
 
-def _limit_to_step(step: Call, step_ns: float) -> None:
+def _limit_to_step(step: HostCall, step_ns: float) -> None:
     """Scale the times of a step's calls down to the bare step, and to the call around them, where they exceed these.
 
     Recorded steps are disturbed by more than the cost of spans: memory returned to the system after a recorded step was
@@ -293,7 +293,7 @@ def _time_factor(trace: Trace) -> float:
     return 1.0 if share is None else min(1.0, float(share))
 
 
-def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list[Call]:
+def _with_steps(roots: list[HostCall], threads: Mapping[object, list[HostCall]]) -> list[HostCall]:
     """Return the outermost calls, with the busiest thread's calls moved into the steps that belong to no thread."""
     steps = [root for root in threads.get(None, ()) if root.kind == Kind.STEP and not root.children]
     by_thread = [calls for number, calls in threads.items() if number is not None]
@@ -308,7 +308,7 @@ def _with_steps(roots: list[Call], threads: Mapping[object, list[Call]]) -> list
 
 
 def times_per_step(
-    context: AdviceContext, plus: Sequence[Call], minus: Sequence[Call] = ()
+    context: AdviceContext, plus: Sequence[HostCall], minus: Sequence[HostCall] = ()
 ) -> list[tuple[float, float]]:
     """Return for each recorded step with operators the time of `plus` minus that of `minus`, and the step time, in ns.
 
@@ -329,7 +329,7 @@ def times_per_step(
     ).fetchall()
 
 
-def interval_factors(context: AdviceContext, group: Sequence[Call]) -> tuple[float, float] | None:
+def interval_factors(context: AdviceContext, group: Sequence[HostCall]) -> tuple[float, float] | None:
     """Return the factors from the mean time of calls to the lower and upper ends of its confidence interval.
 
     The calls of each recorded step with operators are taken relative to the time of their step, so that a slow step
@@ -356,9 +356,9 @@ def interval(ms: float, factors: tuple[float, float] | None) -> Interval:
     return Interval(ms * low, ms, ms * high)
 
 
-def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
+def places(calls: Sequence[HostCall], op: str | None = None) -> tuple[Place, ...]:
     """Return the places of calls by module, the module with the most time first."""
-    by_module: dict[str | None, list[Call]] = {}
+    by_module: dict[str | None, list[HostCall]] = {}
     for call in calls:
         by_module.setdefault(call.module, []).append(call)
     groups = sorted(by_module.items(), key=lambda item: -sum(call.ns for call in item[1]))
@@ -368,7 +368,7 @@ def places(calls: Sequence[Call], op: str | None = None) -> tuple[Place, ...]:
     )
 
 
-def _name(calls: Sequence[Call]) -> str | None:
+def _name(calls: Sequence[HostCall]) -> str | None:
     """Return the name that all calls share; None if they have several names."""
     return calls[0].name if len({call.name for call in calls}) == 1 else None
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.stats import Interval
+from xsp.texts import counted
 
 LEAST_PERCENT = 1.0
 """Minimum percentage of the step for copies to be worth a line."""
@@ -34,7 +35,7 @@ def copies(context: AdviceContext) -> Iterator[Advice]:
 
 
 def _copies(
-    context: AdviceContext, step_ms: float, ops: Sequence[Call], name: str, do: str, at_most: bool
+    context: AdviceContext, step_ms: float, ops: Sequence[HostCall], name: str, do: str, at_most: bool
 ) -> Iterator[Advice]:
     ms = sum(op.ns for op in ops) / 1e6
     if not ops or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
@@ -43,7 +44,7 @@ def _copies(
     modules = {op.module for op in ops}
     yield Advice(
         "copies",
-        f"{len(ops)} copies by .{name}() in {len(modules)} place{'s' * (len(modules) > 1)} take {ms:.3g} ms",
+        f"{len(ops)} copies by .{name}() in {counted(len(modules), 'place')} take {ms:.3g} ms",
         calls.places(ops),
         calls.interval(ms, factors),
         at_most or factors is None,
@@ -53,7 +54,7 @@ def _copies(
     )
 
 
-def _has_copy(call: Call) -> bool:
+def _has_copy(call: HostCall) -> bool:
     return any(inner.name in ("aten::copy_", "aten::clone") for inner in call.walk())
 
 
@@ -89,14 +90,14 @@ def casts(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _dtype(op: Call) -> str | None:
+def _dtype(op: HostCall) -> str | None:
     """Return the element type of an operator, else of the first one inside it that has one: nodes of the backward pass
     have no inputs of their own. None if it is unknown, which is no other type."""
     return next((inner.dtype for inner in op.walk() if inner.dtype), None)
 
 
 def _double_precision(
-    context: AdviceContext, step_ms: float, cast_ops: Sequence[Call], doubles: Sequence[Call]
+    context: AdviceContext, step_ms: float, cast_ops: Sequence[HostCall], doubles: Sequence[HostCall]
 ) -> Iterator[Advice]:
     cast_ms, work_ms = sum(op.ns for op in cast_ops) / 1e6, sum(op.ns for op in doubles) / 1e6
     low, value, high = (cast_ms + share * work_ms for share in SINGLE_SAVING)
@@ -168,10 +169,10 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _round_trips(cast_ops: Sequence[Call]) -> list[Call]:
+def _round_trips(cast_ops: Sequence[HostCall]) -> list[HostCall]:
     """Return the casts in modules that cast from one type to another and back."""
     round_trips = []
-    by_module: dict[str | None, list[Call]] = {}
+    by_module: dict[str | None, list[HostCall]] = {}
     for cast in cast_ops:
         by_module.setdefault(cast.module, []).append(cast)
     for group in by_module.values():
@@ -180,7 +181,7 @@ def _round_trips(cast_ops: Sequence[Call]) -> list[Call]:
     return round_trips
 
 
-def _types(call: Call) -> tuple[str, ...]:
+def _types(call: HostCall) -> tuple[str, ...]:
     """Return the types that a cast reads and writes; empty if they are equal, not floating-point or unknown."""
     copy = next((child for child in call.walk() if child.name == "aten::copy_"), None)
     if copy is None or copy.dtype is None or call.dtype is None or copy.dtype == call.dtype:

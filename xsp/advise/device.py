@@ -40,9 +40,6 @@ DOMINANT_SHARE = 0.5
 START_SHARE = 0.01
 """A gap is at the start of the trace if less than this multiple of its length was recorded before it."""
 
-LEAST_OP_PERCENT = 0.5
-"""Minimum percentage of GPU time for an operator to be named."""
-
 CERTAIN_SHARE = 0.5
 """Lower end of the interval of a gain that is certain, as a share of it: the kernels around may get slower."""
 

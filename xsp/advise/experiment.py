@@ -17,7 +17,7 @@ from xsp import inside
 from xsp.advise import rerun
 from xsp.advise.advice import Advice
 from xsp.comparison import comparable, compare, turns
-from xsp.comparison.commands import Program
+from xsp.comparison.commands import ComparedProgram
 from xsp.comparison.revisions import WorkTree
 from xsp.errors import AnalysisError, ProgramError, UsageError, XspError
 from xsp.stats import Interval
@@ -85,10 +85,10 @@ class TrialResult:
 
 
 @dataclass
-class Plan:
+class TrialPlan:
     """A program to try advice on, the folder for its runs, and the finished trials."""
 
-    program: Program
+    program: ComparedProgram
     out: Path
     """Folder for the runs of both sides of each trial."""
 
@@ -114,7 +114,7 @@ def select(advice: Sequence[Advice], limit: int) -> list[Advice]:
     return list(by_trial.values())[:limit]
 
 
-def run_trials(plan: Plan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
+def run_trials(plan: TrialPlan, advice: Sequence[Advice], progress: Progress) -> Iterator[TrialResult]:
     """Try pieces of advice one after the other, and yield each result when it is finished.
 
     An interrupt ends the current run and propagates; the results yielded so far are in `plan.results`.
@@ -137,7 +137,7 @@ class _NoEffect(XspError):
     """The first turn shows that the trial changes nothing."""
 
 
-def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
+def _try(plan: TrialPlan, piece: Advice, progress: Progress) -> TrialResult:
     assert piece.trial
     try:
         trials = parse(piece.trial)
@@ -145,7 +145,7 @@ def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
         return TrialResult(piece, NOT_APPLICABLE, str(error))
     if plan.is_training and any(trial.inference_only for trial in trials):
         return TrialResult(piece, NOT_APPLICABLE, "the program trains, and this is only for inference")
-    runs = turns.Turns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
+    runs = turns.ComparedTurns(plan.out / re.sub(r"[^\w.=+-]", "-", piece.trial), plan.turns)
     baseline, changed = (rerun.with_trial(plan.program, name) for name in ("", piece.trial))
 
     def check_and_show(activity: str, done: int, total: int) -> None:
@@ -155,7 +155,7 @@ def _try(plan: Plan, piece: Advice, progress: Progress) -> TrialResult:
 
     work_tree = WorkTree(Path.cwd())
     try:
-        sides = [turns.Side("a", baseline, work_tree), turns.Side("b", changed, work_tree)]
+        sides = [turns.ComparedSide("a", baseline, work_tree), turns.ComparedSide("b", changed, work_tree)]
         turns.run_turns(sides, runs, "M", check_and_show, seed=plan.seed, overwrite=True)
     except _NoEffect as unchanged:
         return TrialResult(piece, NOT_APPLICABLE, str(unchanged), turns=len(runs.a))
@@ -180,7 +180,7 @@ def _check_applied(trials: Sequence[Trial], baseline: dict[str, Any], report: di
     raise _NoEffect("; ".join((report.get("reasons") or ["nothing was changed"])[:2]))
 
 
-def _measure(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> TrialResult:
+def _measure(piece: Advice, runs: turns.ComparedTurns, trials: Sequence[Trial]) -> TrialResult:
     step = compare(*comparable.load(runs.a, runs.b), turns=runs.max_turns).step
     reports = [_report(path) for path in (runs.a[0], runs.b[0])]
     if step.a_ms is None or step.change_ms is None or step.low_ms is None or step.high_ms is None:
@@ -199,7 +199,7 @@ def _measure(piece: Advice, runs: turns.Turns, trials: Sequence[Trial]) -> Trial
     )
 
 
-def _results(runs: turns.Turns, trials: Sequence[Trial]) -> tuple[float | None, str]:
+def _results(runs: turns.ComparedTurns, trials: Sequence[Trial]) -> tuple[float | None, str]:
     """Return the error of the first results with the trial relative to those without, and a sentence on it."""
     try:
         error, is_same, reason = outputs.error(rerun.report(runs.a[0]), rerun.report(runs.b[0]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind
 
@@ -68,7 +68,7 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
     the longest. Order and shapes identify them: the operators are of one tensor, or of a reduction of it.
     """
     step_ms = calls.step_ms(context)
-    chains_by_function: dict[Function, list[list[Call]]] = {}
+    chains_by_function: dict[Function, list[list[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase in ("backward", "optimizer"):
             continue
@@ -102,7 +102,7 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _written_functions(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
+def _written_functions(parent: HostCall) -> Iterator[tuple[Function, list[HostCall]]]:
     """Yield the functions that a call writes out, with their operators; no operator is part of two functions."""
     children = [child for child in parent.children if child.computes]
     names = [child.stem if child.is_op else "-" for child in children]
@@ -118,7 +118,7 @@ def _written_functions(parent: Call) -> Iterator[tuple[Function, list[Call]]]:
                 yield function, ops
 
 
-def _is_of_one_tensor(ops: Sequence[Call]) -> bool:
+def _is_of_one_tensor(ops: Sequence[HostCall]) -> bool:
     """Return whether each first input has the shape of the largest one, or of a reduction of it."""
     sizes = [op.first_shape for op in ops if op.first_shape is not None]
     if len(sizes) < len(ops) / 2:

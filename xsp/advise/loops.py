@@ -10,9 +10,10 @@ from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.texts import counted
 
 READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal")
 
@@ -37,7 +38,7 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     step_ms, on_device = calls.step_ms(context), context.required_trace.has(Level.KERNEL)
     if not calls.are_worth_a_walk(context, f"name IN {READS}", LEAST_CALLS):
         return
-    loops: list[tuple[list[Call], list[Call], float]] = []
+    loops: list[tuple[list[HostCall], list[HostCall], float]] = []
     for parent in calls.walk(context, with_device=True):
         reads = [call for call in parent.children if call.name in READS and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_CALLS:
@@ -51,7 +52,7 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     gain = ms * (1 - len(loops) / len(reads))
     yield Advice(
         "synchronisations",
-        f"{len(reads):,} single values are read in loops, in {len(loops)} place{'s' * (len(loops) > 1)}",
+        f"{len(reads):,} single values are read in loops, in {counted(len(loops), 'place')}",
         calls.places(reads),
         calls.interval(gain, factors).limit(step_ms),
         factors is None,
@@ -71,14 +72,14 @@ MOST_IN_BODY = 4
 """Maximum number of computing operators from one read to the next for them to be the body of one loop."""
 
 
-def _with_indexing(parent: Call, reads: Sequence[Call], on_device: bool) -> tuple[list[Call], float]:
+def _with_indexing(parent: HostCall, reads: Sequence[HostCall], on_device: bool) -> tuple[list[HostCall], float]:
     """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls.
 
     On a device the few operators that each pass of the loop computes with count too: the host issues them one by one,
     and one call for all tensors would do.
     """
-    loop_calls: list[Call] = []
-    body: list[Call] = []
+    loop_calls: list[HostCall] = []
+    body: list[HostCall] = []
     gaps, last_ns, pending, read_set = 0.0, None, [], set(reads)
     for call in parent.children:
         if call in read_set or not call.computes:
@@ -154,7 +155,7 @@ def growing(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-def _growth_text(chains: Sequence[Sequence[Call]]) -> str:
+def _growth_text(chains: Sequence[Sequence[HostCall]]) -> str:
     """Return what grows, and by how many concatenations, in words."""
     smallest, largest = min(map(len, chains)), max(map(len, chains))
     counts = str(largest) if smallest == largest else f"{smallest} to {largest}"
@@ -163,9 +164,9 @@ def _growth_text(chains: Sequence[Sequence[Call]]) -> str:
     return f"{len(chains)} tensors grow by {counts} concatenations each, and each of these copies all previous parts"
 
 
-def _growing_chains(parent: Call) -> Iterator[list[Call]]:
+def _growing_chains(parent: HostCall) -> Iterator[list[HostCall]]:
     """Yield chains of concatenations in which the first or last input is as large as the previous one's result."""
-    chain: list[Call] = []
+    chain: list[HostCall] = []
     size = 0
     for call in parent.children:
         sizes = _sizes(call) if call.name in ("aten::cat", "aten::concat") else []
@@ -181,7 +182,7 @@ def _growing_chains(parent: Call) -> Iterator[list[Call]]:
         yield chain
 
 
-def _sizes(call: Call) -> list[int]:
+def _sizes(call: HostCall) -> list[int]:
     """Return the number of elements of each tensor in a call's first argument, a list of tensors."""
     argument = call.shapes[0] if call.shapes else None
     is_tensor_list = isinstance(argument, list) and all(isinstance(shape, list) for shape in argument)
@@ -211,7 +212,7 @@ def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
     linear = [layer for layer in calls.walk(context) if layer.type == "Linear" and layer.level == Level.LAYER]
     timed = [layer for layer in linear if layer.ns > 0]
     rates = [max((_work(layer)[index] / layer.ns for layer in timed), default=0.0) for index in (0, 1)]
-    groups_by_parent: dict[str, list[list[Call]]] = {}
+    groups_by_parent: dict[str, list[list[HostCall]]] = {}
     for layers in _same_input_groups(linear):
         if 0 < _merged_ns(layers, rates) < NARROW_SHARE * sum(layer.ns for layer in layers):
             groups_by_parent.setdefault(
@@ -241,9 +242,9 @@ def narrow_layers(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _same_input_groups(linear: Sequence[Call]) -> Iterator[list[Call]]:
+def _same_input_groups(linear: Sequence[HostCall]) -> Iterator[list[HostCall]]:
     """Yield groups of layers that are given the same tensor inside the same call."""
-    groups: dict[tuple[str | None, tuple[int, ...]], list[Call]] = {}
+    groups: dict[tuple[str | None, tuple[int, ...]], list[HostCall]] = {}
     for layer in linear:
         if layer.input_ids and layer.phase != "backward":
             groups.setdefault((layer.parent.span_id if layer.parent else None, layer.input_ids), []).append(layer)
@@ -252,7 +253,7 @@ def _same_input_groups(linear: Sequence[Call]) -> Iterator[list[Call]]:
             yield group
 
 
-def _merged_ns(layers: Sequence[Call], rates: Sequence[float]) -> float:
+def _merged_ns(layers: Sequence[HostCall], rates: Sequence[float]) -> float:
     """Return the expected ns of one layer in place of several that take the same tensor; 0 if unknown."""
     work = [_work(layer) for layer in layers]
     if not all(products for products, _ in work) or not all(rates):
@@ -265,7 +266,7 @@ def _merged_ns(layers: Sequence[Call], rates: Sequence[float]) -> float:
     )
 
 
-def _work(layer: Call) -> tuple[int, int]:
+def _work(layer: HostCall) -> tuple[int, int]:
     """Return a linear layer's number of multiplications and of elements read or written; zeros if unknown."""
     for op in layer.children:
         if op.name == "aten::linear" and op.first_shape and len(op.shapes) > 1:
@@ -287,8 +288,8 @@ def recurrence(context: AdviceContext) -> Iterator[Advice]:
     With the cells go the operators between them, which cut out the inputs of each time step and collect the results.
     """
     step_ms = calls.step_ms(context)
-    cells_by_name: dict[tuple[str, str], list[Call]] = {}
-    ops_by_name: dict[tuple[str, str], list[Call]] = {}
+    cells_by_name: dict[tuple[str, str], list[HostCall]] = {}
+    ops_by_name: dict[tuple[str, str], list[HostCall]] = {}
     for parent in calls.walk(context):
         cells = [cell for cell in parent.children if cell.type in CELLS]
         for cell in cells:
@@ -340,7 +341,7 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
     if context.required_trace.has(Level.KERNEL):
         return
     step_ms = calls.step_ms(context)
-    ops: list[Call] = []
+    ops: list[HostCall] = []
     passes, python_ms = 0, 0.0
     for parent in calls.walk(context):
         looped = _looped_ops(parent)
@@ -373,7 +374,7 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-def _looped_ops(parent: Call) -> list[Call]:
+def _looped_ops(parent: HostCall) -> list[HostCall]:
     """Return the operators that a call of the program makes `LEAST_PASSES` times or more, if no other question does."""
     is_other = (
         parent.is_op or parent.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or parent.phase in ("backward", "optimizer")
@@ -390,16 +391,16 @@ def _looped_ops(parent: Call) -> list[Call]:
     return looped if computing and in_place < len(computing) / 2 and not _sample_calls(parent)[0] else []
 
 
-def _place(name: str, group: Sequence[Call]) -> Place:
+def _place(name: str, group: Sequence[HostCall]) -> Place:
     first_call = group[0]
     op = name if first_call.is_op else None
     (place,) = calls.places(group, op)[:1]
     return Place(place.module if op else name, op, place.spans, len(group))
 
 
-def _loops(context: AdviceContext) -> Iterator[tuple[str, list[Call], int]]:
+def _loops(context: AdviceContext) -> Iterator[tuple[str, list[HostCall], int]]:
     """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
-    loops: dict[tuple[str, int], tuple[list[Call], int]] = {}
+    loops: dict[tuple[str, int], tuple[list[HostCall], int]] = {}
     pending = list(calls.roots(context))
     while pending:
         parent = pending.pop(0)
@@ -414,16 +415,16 @@ def _loops(context: AdviceContext) -> Iterator[tuple[str, list[Call], int]]:
         yield f"{repeats} × {name}" if repeats > 1 else name, loop_calls, count
 
 
-def _sample_calls(parent: Call) -> tuple[list[Call], int]:
+def _sample_calls(parent: HostCall) -> tuple[list[HostCall], int]:
     """Return the calls directly inside that are made once for each sample of the batch, and the batch size."""
     if parent.is_op:
         return [], 0
     parent_shape = parent.first_shape or ()
     batches = set(parent_shape[:2])
-    by_name: dict[tuple[str, str], list[Call]] = {}
+    by_name: dict[tuple[str, str], list[HostCall]] = {}
     for child in parent.children:
         by_name.setdefault((child.name, str(child.shapes)), []).append(child)
-    loop_calls: list[Call] = []
+    loop_calls: list[HostCall] = []
     batch_size = 0
     for group in by_name.values():
         first_call, count = group[0], len(group)
@@ -446,11 +447,11 @@ def _sample_shapes(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     return [(*shape[:index], *shape[index + 1 :]) for index, size in enumerate(shape[:2]) if size == count]
 
 
-def _is_small(call: Call) -> bool:
+def _is_small(call: HostCall) -> bool:
     return not call.computes or call.name in READS
 
 
-def _slices_samples(parent: Call, count: int) -> bool:
+def _slices_samples(parent: HostCall, count: int) -> bool:
     """Return whether single samples are sliced out at least `count` times."""
     picks = ("aten::slice", "aten::select", "aten::unsqueeze", "aten::narrow")
     return sum(child.name in picks for child in parent.children) >= count

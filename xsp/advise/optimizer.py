@@ -10,7 +10,7 @@ from xsp import account
 from xsp.account.entries import OPTIMIZER
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -52,7 +52,7 @@ def optimizer(context: AdviceContext) -> Iterator[Advice]:
     yield from _advice(context, step_ms, updates)
 
 
-def _after_backward(step: Call) -> list[Call]:
+def _after_backward(step: HostCall) -> list[HostCall]:
     """Return the operators that the program calls itself after the last backward pass of a step."""
     end_times = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
     return [call for call in step.children if call.is_op and end_times and call.start_ns >= max(end_times)]
@@ -61,8 +61,8 @@ def _after_backward(step: Call) -> list[Call]:
 class _Update(NamedTuple):
     """A call in which parameters are updated one by one."""
 
-    call: Call
-    computing_ops: list[Call]
+    call: HostCall
+    computing_ops: list[HostCall]
     """The operators that compute."""
 
     parameters: int
@@ -71,7 +71,7 @@ class _Update(NamedTuple):
     """Milliseconds that one call for all parameters saves: low, expected, high."""
 
 
-def _updates(parent: Call, ops: Sequence[Call], on_device: bool) -> list[_Update]:
+def _updates(parent: HostCall, ops: Sequence[HostCall], on_device: bool) -> list[_Update]:
     """Return the update of a call if it goes through parameters one by one, else an empty list."""
     all_ops = [inner for op in ops for inner in op.walk()]
     if any("_foreach_" in op.name or "_fused_" in op.name for op in all_ops):
@@ -148,7 +148,7 @@ def _scale(context: AdviceContext, updates: Sequence[_Update]) -> float:
     return min(1.0, entry_ms / ms) if entry_ms and ms else 1.0
 
 
-def _places(parent: Call | None, computing_ops: Sequence[Call]) -> tuple[Place, ...]:
+def _places(parent: HostCall | None, computing_ops: Sequence[HostCall]) -> tuple[Place, ...]:
     names = Counter(op.name for op in computing_ops)
     module = parent.name if parent is not None and parent.kind == Kind.OPTIMIZER else None
     return tuple(
@@ -157,6 +157,6 @@ def _places(parent: Call | None, computing_ops: Sequence[Call]) -> tuple[Place, 
     )
 
 
-def _computes(call: Call) -> bool:
+def _computes(call: HostCall) -> bool:
     stem = call.name.removeprefix("aten::")
     return stem not in BOOKKEEPING and stem not in ("item", "_local_scalar_dense", "_to_copy", "zero_")

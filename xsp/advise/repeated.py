@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 
@@ -45,10 +45,10 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _repeats(context: AdviceContext) -> Iterator[Call]:
+def _repeats(context: AdviceContext) -> Iterator[HostCall]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
     ordered_calls = sorted(calls.walk(context), key=lambda call: call.start_ns)
-    first_calls: dict[tuple[object, ...], Call] = {}
+    first_calls: dict[tuple[object, ...], HostCall] = {}
     end = 0
     for call in ordered_calls:
         if call.level != Level.LAYER or not call.input_ids or call.start_ns < end or _is_backward(call):
@@ -63,7 +63,7 @@ def _repeats(context: AdviceContext) -> Iterator[Call]:
             yield call
 
 
-def _is_repeatable(earlier: Call, later: Call, ordered_calls: list[Call]) -> bool:
+def _is_repeatable(earlier: HostCall, later: HostCall, ordered_calls: list[HostCall]) -> bool:
     """Return whether both calls would return the same result: no random operators, no writes to what they read.
 
     They read their inputs and their parameters, which the operators inside identify by shape: an optimizer's step
@@ -77,7 +77,7 @@ def _is_repeatable(earlier: Call, later: Call, ordered_calls: list[Call]) -> boo
     return not any(op.name.endswith("_") and _written_shapes(op) & read_shapes for op in ops_between)
 
 
-def _written_shapes(call: Call) -> set[str]:
+def _written_shapes(call: HostCall) -> set[str]:
     """Return the shapes that an in-place operator writes to: those of its first argument, a tensor or a list."""
     argument = call.shapes[0] if call.shapes else None
     if not isinstance(argument, list) or not argument:
@@ -85,8 +85,8 @@ def _written_shapes(call: Call) -> set[str]:
     return {str(shape) for shape in argument} if isinstance(argument[0], list) else {str(argument)}
 
 
-def _is_backward(call: Call) -> bool:
-    ancestor: Call | None = call
+def _is_backward(call: HostCall) -> bool:
+    ancestor: HostCall | None = call
     while ancestor is not None:
         if ancestor.kind == Kind.BACKWARD or ancestor.phase == "backward":
             return True
@@ -98,7 +98,7 @@ def _is_backward(call: Call) -> bool:
 def masks(context: AdviceContext) -> Iterator[Advice]:
     """Triangular matrices of one size that a step makes several times: causal masks of attention."""
     step_ms = calls.step_ms(context)
-    groups_by_shape: dict[tuple[str, tuple[int, ...]], list[list[Call]]] = {}
+    groups_by_shape: dict[tuple[str, tuple[int, ...]], list[list[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or _is_backward(parent):
             continue
@@ -153,7 +153,7 @@ def constants(context: AdviceContext) -> Iterator[Advice]:
     counts if it follows the others in the same module, and all of its tensors have at most two axes.
     """
     step_ms = calls.step_ms(context)
-    chains_by_ops: dict[tuple[object, ...], list[list[Call]]] = {}
+    chains_by_ops: dict[tuple[object, ...], list[list[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or _is_backward(parent) or parent.phase == "optimizer":
             continue
@@ -182,9 +182,9 @@ def constants(context: AdviceContext) -> Iterator[Advice]:
         )
 
 
-def _tables(parent: Call) -> Iterator[list[Call]]:
+def _tables(parent: HostCall) -> Iterator[list[HostCall]]:
     """Yield chains of operators that start at a range of numbers and include one more costly than a product."""
-    chain: list[Call] = []
+    chain: list[HostCall] = []
     for call in (*(child for child in parent.children if child.computes), None):
         if call is not None and (call.name in RANGES or (chain and _is_table_op(call))):
             chain.append(call)
@@ -194,7 +194,7 @@ def _tables(parent: Call) -> Iterator[list[Call]]:
         chain = []
 
 
-def _is_table_op(call: Call) -> bool:
+def _is_table_op(call: HostCall) -> bool:
     """Return whether a call may compute with a table, which has at most two axes: inputs of models have more."""
     tensors = [argument for argument in call.shapes if isinstance(argument, list)]
     shapes = [

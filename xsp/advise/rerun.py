@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from xsp.comparison import commands
-from xsp.comparison.commands import Program
+from xsp.comparison.commands import ComparedProgram
 from xsp.errors import UsageError
 from xsp.run import Run
 from xsp.scrub import HIDDEN
@@ -25,7 +25,7 @@ SKIPPED_FOLDERS = ("site-packages", "node_modules", "__pycache__")
 
 
 @dataclass(frozen=True)
-class TrialProgram(Program):
+class TrialProgram(ComparedProgram):
     """A program that runs with a trial applied, or with none; the trial's report is written beside the output."""
 
     trial: str = ""
@@ -52,7 +52,7 @@ def runs_folder(source: Path) -> Path:
     return source / "trials" if source.is_dir() else Path("runs") / f"trials-{source.name.partition('.')[0]}"
 
 
-def program(run: Run, source: str, command_line: str | None = None) -> Program:
+def program(run: Run, source: str, command_line: str | None = None) -> ComparedProgram:
     """Return the program of a run.
 
     Args:
@@ -85,7 +85,7 @@ def hint_to_name(source: str) -> str:
     return f"name the program: xsp advise {shlex.quote(source)} --try 3 --program 'python train.py'"
 
 
-def with_trial(base: Program, trial: str) -> TrialProgram:
+def with_trial(base: ComparedProgram, trial: str) -> TrialProgram:
     """Return a program with a trial applied; an empty name applies none."""
     from xsp.trials.trial import parse
 

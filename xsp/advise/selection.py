@@ -7,9 +7,10 @@ from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind
+from xsp.texts import counted
 
 _SORTS = ("aten::sort", "aten::argsort")
 _SLICES = ("aten::slice", "aten::select")
@@ -22,7 +23,7 @@ FEW_SHARE = 0.1
 def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
     """Sorts whose results are only sliced, where the narrowest slice takes a tenth of the values or less."""
     step_ms = calls.step_ms(context)
-    sorts: list[Call] = []
+    sorts: list[HostCall] = []
     used_width, total_width = 0, 0
     for parent in calls.walk(context):
         for index, op in enumerate(parent.children if not parent.is_op else ()):
@@ -45,13 +46,13 @@ def sort_for_few(context: AdviceContext) -> Iterator[Advice]:
         calls.interval(ms, calls.interval_factors(context, sorts)).limit(step_ms),
         True,
         100 * ms / step_ms,
-        (f"{len(sorts)} sort{'s' * (len(sorts) > 1)} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
+        (f"{counted(len(sorts), 'sort')} take{'s' * (len(sorts) == 1)} {ms:.3g} ms",),
         "torch.topk(values, k) finds the largest (largest=False: the smallest) without sorting the others; "
         "torch.max or torch.kthvalue for one",
     )
 
 
-def _slice_width(call: Call) -> int | None:
+def _slice_width(call: HostCall) -> int | None:
     """Return how many values of the last dimension a slice takes; None if it slices another one, or is unknown."""
     size, scalars = call.first_shape or (), call.scalars
     if len(scalars) < 3 or type(scalars[1]) is not int or not size or scalars[1] % len(size) != len(size) - 1:
@@ -121,7 +122,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
         return
     yield Advice(
         "mask-indexing",
-        f"values selected by a mask are copied {len(ops)} time{'s' * (len(ops) > 1)} in a step only to be reduced",
+        f"values selected by a mask are copied {counted(len(ops), 'time')} in a step only to be reduced",
         calls.places(ops),
         calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
         True,
@@ -135,17 +136,17 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-def _forward_ops(context: AdviceContext) -> list[Call]:
+def _forward_ops(context: AdviceContext) -> list[HostCall]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
     ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
     forward = (op for op in ops if op.parent is None or op.parent.kind != Kind.BACKWARD)
     return sorted(forward, key=lambda op: op.start_ns)
 
 
-def _readers(producer: Call, later_calls: Sequence[Call]) -> list[Call]:
+def _readers(producer: HostCall, later_calls: Sequence[HostCall]) -> list[HostCall]:
     """Return the calls that may read the result of a shape-preserving operator, up to the next call of it."""
     size = producer.first_shape
-    readers: list[Call] = []
+    readers: list[HostCall] = []
     for call in later_calls:
         if size is None or (call.name == producer.name and call.first_shape == size):
             break
@@ -154,5 +155,5 @@ def _readers(producer: Call, later_calls: Sequence[Call]) -> list[Call]:
     return readers
 
 
-def _short(call: Call) -> str:
+def _short(call: HostCall) -> str:
     return call.name.removeprefix("aten::")

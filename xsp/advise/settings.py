@@ -10,6 +10,7 @@ from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
+from xsp.texts import counted
 
 RECORDING_US = (0.5, 1.5, 5.0)
 """Microseconds to record an operator for gradients (low, expected, high): 0.9 to 1.7 µs were measured on operators of a
@@ -83,7 +84,7 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
     ms = sum(call.ns for call in dropouts or training_calls) / 1e6
     norms = len(training_calls) - len(dropouts)
     counts = ((len(dropouts), "dropout"), (norms, "batch norm"))
-    parts = [f"{count} call{'s' * (count > 1)} of {noun}" for count, noun in counts if count]
+    parts = [f"{counted(count, 'call')} of {noun}" for count, noun in counts if count]
     yield Advice(
         "training-mode",
         f"the model is in training mode, although nothing trains: {' and '.join(parts)}",
@@ -124,7 +125,7 @@ def oversubscription(context: AdviceContext) -> Iterator[Advice]:
     factors = calls.interval_factors(context, outer_ops)
     yield Advice(
         "oversubscription",
-        f"{threads} threads share {cores} core{'s' * (cores > 1)}",
+        f"{threads} threads share {counted(cores, 'core')}",
         (),
         calls.interval(ms, factors).limit(step_ms),
         True,

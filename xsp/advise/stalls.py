@@ -8,7 +8,7 @@ from xsp import account, stats
 from xsp.account.entries import FORWARD
 from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, Place
-from xsp.advise.calls import Call
+from xsp.advise.calls import HostCall
 from xsp.advise.loops import LEAST_CALLS, READS
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
@@ -41,7 +41,7 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
     step_ms = calls.step_ms(context)
     job = account.of(context.required_trace).job
     is_one_of_many = job is not None and job.count > job.recorded
-    by_type: dict[str, list[Call]] = {}
+    by_type: dict[str, list[HostCall]] = {}
     for call in calls.walk(context):
         if call.kind in _CONTAINERS and _excess_ms(call) >= calls.LEAST_MS and _is_innermost(call):
             by_type.setdefault(_type(call), []).append(call)
@@ -104,7 +104,7 @@ def _freeing_ms(context: AdviceContext) -> float:
     return 0.0 if usage is None else min(usage.system_ms, usage.faults * faults.FREEING_US / 1e3)
 
 
-def _gap_over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Interval, int]:
+def _gap_over_steps(context: AdviceContext, group: Sequence[HostCall]) -> tuple[Interval, int]:
     """Return the minimum, median and maximum over recorded steps of the ms that nothing inside the calls covers, and
     the number of steps.
 
@@ -115,7 +115,7 @@ def _gap_over_steps(context: AdviceContext, group: Sequence[Call]) -> tuple[Inte
     return Interval(min(gaps), stats.percentile(gaps, 0.5), max(gaps)), len(rows)
 
 
-def _gaps(call: Call) -> list[float]:
+def _gaps(call: HostCall) -> list[float]:
     """Return the milliseconds of each gap in a call that no call inside it covers, as recorded."""
     gaps, end = [], call.start_ns
     for inner in sorted(call.children, key=lambda child: child.start_ns):
@@ -124,16 +124,16 @@ def _gaps(call: Call) -> list[float]:
     return [max(0, ns) / 1e6 for ns in (*gaps, call.end_ns - end)]
 
 
-def _gap_ms(call: Call) -> float:
+def _gap_ms(call: HostCall) -> float:
     return sum(_gaps(call))
 
 
-def _usual_gap_ms(call: Call) -> float:
+def _usual_gap_ms(call: HostCall) -> float:
     """Return the part of the gaps that Python and the recording need: at most `USUAL_MS` of each."""
     return sum(min(gap, USUAL_MS) for gap in _gaps(call))
 
 
-def _excess_ms(call: Call) -> float:
+def _excess_ms(call: HostCall) -> float:
     """Return the milliseconds of gaps beyond the usual ones, without those inside a loop that reads single values."""
     if not call.children and call.level != Level.LAYER:
         return 0.0
@@ -147,14 +147,14 @@ def _excess_ms(call: Call) -> float:
     return sum(gap - min(gap, USUAL_MS) for gap in gaps)
 
 
-def _is_innermost(call: Call) -> bool:
+def _is_innermost(call: HostCall) -> bool:
     """Return False for a forward phase around modules, since a gap inside is also one of its outermost module."""
     return not (call.kind == Kind.FORWARD and any(child.level == Level.LAYER for child in call.children))
 
 
-def _type(call: Call) -> str:
+def _type(call: HostCall) -> str:
     return call.type or call.name
 
 
-def _place(call: Call) -> Place:
+def _place(call: HostCall) -> Place:
     return Place(None if call.kind == Kind.STEP else call.name, None, (call.span_id,), 1)

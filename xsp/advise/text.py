@@ -12,7 +12,7 @@ from xsp.advise.records import History
 from xsp.device.kernelnames import is_cpp, readable
 from xsp.scrub import plain
 from xsp.stats import Interval
-from xsp.texts import ms_text
+from xsp.texts import counted, ms_text
 
 WIDTH = 79
 MOST_PIECES = 10
@@ -65,7 +65,7 @@ def _step_text(report: AdviceReport) -> str:
         return ""
     if report.step.unit == "window":
         return f": {ms_text(report.step.ms.value)} from the first work of a device to the end of its last"
-    count = f", {report.step.steps} step{'s' * (report.step.steps > 1)}" if report.step.steps else ""
+    count = f", {counted(report.step.steps, 'step')}" if report.step.steps else ""
     return f": {a_step(report.step)} of {milliseconds(report.step.ms)}{count}"
 
 
@@ -132,7 +132,7 @@ def _no_advice(report: AdviceReport) -> str:
     count = len(report.answered)
     if not count:
         return "No advice: no question could be answered."
-    text = f"Nothing to advise: {count} question{'s' * (count > 1)} found nothing worth changing."
+    text = f"Nothing to advise: {counted(count, 'question')} found nothing worth changing."
     reason, names = max(_by_reason(report).items(), key=lambda item: len(item[1]), default=("", []))
     if len(names) >= count / 2:
         text += f" {len(names)} more could not be answered: {reason}."

@@ -12,7 +12,7 @@ from xsp.errors import AnalysisError
 from xsp.store.trace import Trace
 
 
-class Answer(NamedTuple):
+class AnswerTable(NamedTuple):
     """The table of an analysis; if the trace does not support it, an empty one with the reason."""
 
     columns: list[str]
@@ -30,9 +30,9 @@ class Answers:
     def __init__(self, trace: Trace) -> None:
         """Compute nothing yet: each table is computed on first access."""
         self.trace = trace
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, AnswerTable] = {}
 
-    def __getitem__(self, identity: str) -> Answer:
+    def __getitem__(self, identity: str) -> AnswerTable:
         """Return the answer of the analysis with this id in `xsp.analyses.ANALYSES`."""
         if identity not in self._answers:
             self._answers[identity] = self._compute(identity)
@@ -49,12 +49,12 @@ class Answers:
         """
         return max(self["A1"].dicts(), key=lambda row: row["steps"], default=None)
 
-    def _compute(self, identity: str) -> Answer:
+    def _compute(self, identity: str) -> AnswerTable:
         try:
             relation = ANALYSES[identity](self.trace)
         except AnalysisError as error:
-            return Answer([], [], str(error))
-        return Answer(relation.columns, rows_of(relation))
+            return AnswerTable([], [], str(error))
+        return AnswerTable(relation.columns, rows_of(relation))
 
 
 def rows_of(relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:

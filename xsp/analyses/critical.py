@@ -76,23 +76,19 @@ def critical_path(trace: Trace) -> Table:
     overhead of profiling.
     """
     if not trace.has_temp_table("path_segments"):
-        _walk(trace)
+        # find the path, and make the tables of its segments and labels
+        window = _window(trace)
+        rows = [StepSpan._make(row) for row in trace.con.execute(_spans_query(window)).fetchall()]
+        last_work = max(
+            (row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None
+        )
+        if last_work is not None and last_work.end <= window.end:
+            last_work = None
+        end = last_work.end if last_work is not None else window.end
+        walk = Walk(rows, window.main, window.start, window.end)
+        walk.trace_back(end, last_work)
+        _store_path(trace, walk, window, end)
     return trace.sql(_PATH)
-
-
-def _walk(trace: Trace) -> None:
-    """Find the path, and make the tables of its segments and labels."""
-    window = _window(trace)
-    rows = [StepSpan._make(row) for row in trace.con.execute(_spans_query(window)).fetchall()]
-    last_work = max(
-        (row for row in rows if row.device is not None and row.in_step), key=lambda row: row.end, default=None
-    )
-    if last_work is not None and last_work.end <= window.end:
-        last_work = None
-    end = last_work.end if last_work is not None else window.end
-    walk = Walk(rows, window.main, window.start, window.end)
-    walk.trace_back(end, last_work)
-    _store_path(trace, walk, window, end)
 
 
 def _store_path(trace: Trace, walk: Walk, window: _Window, end: int) -> None:

@@ -41,7 +41,12 @@ def ledger(trace: Trace) -> Table:
     rungs = trace.rungs
     outer_level = int(Level.APPLICATION)
     for rung in rungs:
-        explained = _explained(trace, outer_level, rung.level)
+        # spans times calibrated cost, in nanoseconds, over the levels that a rung adds
+        explained = None
+        for cost in trace.run.costs.values():
+            if outer_level < cost.level <= rung.level:
+                spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
+                explained = (explained or 0.0) + spans * cost.ns_per_span
         added, bounds = rung.added_ns, rung.added_interval
         why_null = _no_cost_per_span(rung)
         rows.append(
@@ -74,16 +79,6 @@ def _no_cost_per_span(rung: Rung) -> str | None:
     if rung.added_interval is None:
         return "too few steps for an interval"
     return None if rung.added_interval.low > 0 else "cannot be distinguished from noise"
-
-
-def _explained(trace: Trace, outer_level: int, level: int) -> float | None:
-    """Return spans times calibrated cost, in nanoseconds, over the levels that a rung adds."""
-    total = None
-    for cost in trace.run.costs.values():
-        if outer_level < cost.level <= level:
-            spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
-            total = (total or 0.0) + spans * cost.ns_per_span
-    return total
 
 
 _SHARES = """

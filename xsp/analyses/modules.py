@@ -156,12 +156,7 @@ _INSTANCE = re.compile(r"_\d+$")
 
 def _path(name: str, kind: str | None, parent: str | None, parent_path: str | None) -> str:
     """Return a module's path: its own name if that is a path already, else its class after the path around it."""
-    instance = _is_instance(name, kind)
+    instance = kind is not None and _INSTANCE.sub("", name) == kind and name != kind
     part = _INSTANCE.sub("", name) if instance else _NUMBER.sub("*", name)
     is_path = parent_path is None or parent is None or (not instance and (name.startswith(f"{parent}.") or "." in name))
     return part if is_path else f"{parent_path}.{part}"
-
-
-def _is_instance(name: str, kind: str | None) -> bool:
-    """Return whether a name is a class with a number, as in Kineto's traces."""
-    return kind is not None and _INSTANCE.sub("", name) == kind and name != kind

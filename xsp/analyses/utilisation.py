@@ -28,7 +28,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-class Work(NamedTuple):
+class CountedWork(NamedTuple):
     """Operations of some kernels: their number, time at the peak, element types, and the share that is known."""
 
     flops: float | None
@@ -68,7 +68,7 @@ def model_flops_utilisation(trace: Trace) -> Table:
     """
     on_device = trace.has(Level.KERNEL)
     make_paths(trace)
-    total = next((row[1] for row in _work(trace, "1", "true")), Work(None, None, None, None, None))
+    total = next((row[1] for row in _work(trace, "1", "true")), CountedWork(None, None, None, None, None))
     rows = [_row(scope, name, work, ns, time, devices, None)
             for scope, name, work, ns, time, devices in _steps(trace, total)]  # fmt: skip
     time = DEVICE if on_device else OPERATORS
@@ -82,7 +82,7 @@ def model_flops_utilisation(trace: Trace) -> Table:
     return values(trace, "model_flops_utilisation", _COLUMNS, rows)
 
 
-def _work(trace: Trace, group: str, condition: str) -> list[tuple[str, Work, float, int]]:
+def _work(trace: Trace, group: str, condition: str) -> list[tuple[str, CountedWork, float, int]]:
     """Return groups of kernels: name, work, the nanoseconds in which a device ran any of them, number of calls."""
     previous_end = "max(start_ns + dur_ns) OVER (PARTITION BY device, group_name ORDER BY start_ns, span_id "
     previous_end += "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
@@ -104,7 +104,7 @@ def _work(trace: Trace, group: str, condition: str) -> list[tuple[str, Work, flo
         FROM running LEFT JOIN roofs USING (precision) GROUP BY group_name ORDER BY ran_ns DESC, group_name
         """
     ).fetchall()
-    return [(row[0], Work._make(row[1:6]), row[6] or 0.0, row[7]) for row in rows]
+    return [(row[0], CountedWork._make(row[1:6]), row[6] or 0.0, row[7]) for row in rows]
 
 
 _STEPS = f"""
@@ -128,10 +128,10 @@ _STEPS = f"""
     ORDER BY steps.rank, steps.step
 """
 
-Step = tuple[str, str | None, Work, float, str, int]
+Step = tuple[str, str | None, CountedWork, float, str, int]
 
 
-def _steps(trace: Trace, merged_work: Work) -> list[Step]:
+def _steps(trace: Trace, merged_work: CountedWork) -> list[Step]:
     """Return steps with their work, their time in nanoseconds, the kind of this time, and the number of devices.
 
     The operations of the merged step are scaled by the ratio of the operations that the operators of both steps state.
@@ -152,13 +152,13 @@ def _steps(trace: Trace, merged_work: Work) -> list[Step]:
     return steps
 
 
-def _scaled(work: Work, factor: float) -> Work:
+def _scaled(work: CountedWork, factor: float) -> CountedWork:
     flops, peaked, ideal = (None if value is None else value * factor for value in work[:3])
     return work._replace(flops=flops, peaked_flops=peaked, ideal_ns=ideal)
 
 
 def _row(
-    scope: str, name: str | None, work: Work, ns: float, time: str, devices: int, calls: int | None
+    scope: str, name: str | None, work: CountedWork, ns: float, time: str, devices: int, calls: int | None
 ) -> tuple[Any, ...]:
     reason = _null_reason(work, ns)
     is_rate_known = (work.known_percent or 0.0) >= MIN_KNOWN_PERCENT and work.flops is not None and ns > 0
@@ -179,7 +179,7 @@ def _row(
     )
 
 
-def _null_reason(work: Work, ns: float) -> str | None:
+def _null_reason(work: CountedWork, ns: float) -> str | None:
     """Return why the share of the peak is unknown; None if it is known."""
     if (work.known_percent or 0.0) < MIN_KNOWN_PERCENT:
         return f"FLOPs {work.known_percent or 0.0:.0f} % known"

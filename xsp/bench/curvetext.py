@@ -9,7 +9,7 @@ from typing import Any
 from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, STORAGE, Curve, Ratio, ratios, slowdowns
+from xsp.bench.transfers import COLLECTIVES, STORAGE, Ratio, TransferCurve, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Cell, Chart, Part, Section, Series, Table, Text
 from xsp.texts import ns_text, size_text
@@ -19,7 +19,7 @@ DISTURBED = 1.05
 
 
 def document(
-    target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
+    target: str, timings: Timings, curves: Sequence[TransferCurve], seconds: float | None, missing: int, new_count: int
 ) -> Section:
     """Return what a command shows: rates and shapes of the curves, ratios, missing sizes with reasons, and caveats.
 
@@ -39,12 +39,12 @@ def document(
     return Section(texts[0], (*map(Text, texts[1:]), *_parts(timings, curves)))
 
 
-def section(target: str, timings: Timings, curves: Sequence[Curve]) -> Section:
+def section(target: str, timings: Timings, curves: Sequence[TransferCurve]) -> Section:
     """Return the section of a run's report: one chart of rates over sizes per group, tables of shapes and ratios."""
     return Section(target.capitalize(), tuple(_parts(timings, curves)))
 
 
-def _parts(timings: Timings, curves: Sequence[Curve]) -> Iterator[Part]:
+def _parts(timings: Timings, curves: Sequence[TransferCurve]) -> Iterator[Part]:
     shaped = [(curve, curve.shape) for curve in curves if curve.shape is not None]
     if shaped:
         columns = ("family", "latency_ns", "low_ns", "high_ns", "GB/s", "±_percent", "best GB/s", "at", "knees",
@@ -69,7 +69,7 @@ def _parts(timings: Timings, curves: Sequence[Curve]) -> Iterator[Part]:
     yield from map(Text, notes(curves, timings.cores))
 
 
-def _row(curve: Curve, shape: Shape) -> tuple[Cell, ...]:
+def _row(curve: TransferCurve, shape: Shape) -> tuple[Cell, ...]:
     alpha, beta = shape.alpha, shape.beta
     rate = (1e-9 / beta.value, 50 * (beta.high - beta.low) / beta.value) if beta.value else (None, None)
     size, best = curve.best or (0.0, 0.0)
@@ -79,7 +79,7 @@ def _row(curve: Curve, shape: Shape) -> tuple[Cell, ...]:
     return curve.name, *latency, *rate, best / 1e9, size_text(size), knees, held_out, size_text(shape.reach)
 
 
-def _rates(group: str, curves: Sequence[Curve]) -> Chart:
+def _rates(group: str, curves: Sequence[TransferCurve]) -> Chart:
     sizes = tuple(sorted({bytes_ for curve in curves for bytes_, _ in curve.timings}))
     series = []
     for curve in curves:
@@ -88,7 +88,7 @@ def _rates(group: str, curves: Sequence[Curve]) -> Chart:
     return Chart("lines", f"Rates of {group}", "GB/s", sizes, tuple(series), over="bytes", log=("at", "values"))
 
 
-def _fits(shaped: Sequence[tuple[Curve, Shape]]) -> Iterator[str]:
+def _fits(shaped: Sequence[tuple[TransferCurve, Shape]]) -> Iterator[str]:
     """Yield texts on the quality of the fits: held-out error, sizes that leave the model, range of extrapolation."""
     errors = sorted(shape.held_out for _, shape in shaped if shape.held_out is not None)
     if errors:
@@ -105,13 +105,13 @@ def _fits(shaped: Sequence[tuple[Curve, Shape]]) -> Iterator[str]:
     )
 
 
-def _times(curve: Curve) -> str:
+def _times(curve: TransferCurve) -> str:
     """Return the times of a curve without a shape, with the size where there is one."""
     texts = (f"{ns_text(timing.trimmed_ns or 0)} {size_text(size) if size else ''}" for size, timing in curve.timings)
     return ", ".join(text.rstrip() for text in texts)
 
 
-def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
+def notes(curves: Sequence[TransferCurve], cores: int | None) -> list[str]:
     """Return caveats on the figures, and the reasons why some sizes are missing.
 
     Args:
@@ -151,7 +151,7 @@ def notes(curves: Sequence[Curve], cores: int | None) -> list[str]:
 
 
 def as_json(
-    target: str, timings: Timings, curves: Sequence[Curve], seconds: float | None, missing: int, new_count: int
+    target: str, timings: Timings, curves: Sequence[TransferCurve], seconds: float | None, missing: int, new_count: int
 ) -> Any:
     """Return the content of `document` as plain values; the names of the keys contain the units."""
     return {
@@ -174,7 +174,7 @@ def _ratio(ratio: Ratio) -> dict[str, Any]:
     return {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.description}
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: TransferCurve) -> dict[str, Any]:
     return {
         "family": curve.family.name, "group": curve.family.group, "threads": curve.threads,
         "ranks": curve.ranks or None, "filesystem": curve.conditions or None,

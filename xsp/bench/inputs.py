@@ -25,7 +25,7 @@ class NotTimeable(Exception):
 
 
 @dataclass(frozen=True)
-class Rule:
+class ValueRule:
     """A rule by which the values of an input are generated."""
 
     high: int | None = None
@@ -68,7 +68,7 @@ ROOTS = (
 SHARES = ("bernoulli", "binary_cross_entropy", "logit")
 
 
-def rule(call: Call, name: str, index: int) -> Rule:
+def rule(call: Call, name: str, index: int) -> ValueRule:
     """Return the rule for the values of an argument's tensor.
 
     Args:
@@ -83,83 +83,83 @@ def rule(call: Call, name: str, index: int) -> Rule:
         if known_rule is not None:
             return known_rule
     if any(name.endswith(suffix) or f"{suffix}_" in name for suffix in POSITIVE):
-        return Rule(is_positive=True)
+        return ValueRule(is_positive=True)
     if op.startswith(SHARES):
-        return Rule(is_share=True)
-    return Rule(is_positive=op.split("_")[0] in ROOTS, is_guess=bool(call.values) and special is None)
+        return ValueRule(is_share=True)
+    return ValueRule(is_positive=op.split("_")[0] in ROOTS, is_guess=bool(call.values) and special is None)
 
 
 def _size(tensor: Any, dim: int) -> int:
     return int(tensor.shape[dim]) if tensor.shape else 1
 
 
-def _along(argument: str, source: str = "self") -> Callable[[Mapping[str, Any], str, int], Rule | None]:
-    """Return a rule for positions along the dimension `dim` of another argument."""
+def _along(argument: str) -> Callable[[Mapping[str, Any], str, int], ValueRule | None]:
+    """Return a rule for positions along the dimension `dim` of `self`."""
 
-    def positions(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-        return Rule(high=_size(arguments[source], int(arguments["dim"]))) if name == argument else None
+    def positions(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+        return ValueRule(high=_size(arguments["self"], int(arguments["dim"]))) if name == argument else None
 
     return positions
 
 
-def _embedding(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=_size(arguments["weight"], 0)) if name == "indices" else None
+def _embedding(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(high=_size(arguments["weight"], 0)) if name == "indices" else None
 
 
-def _bag(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _bag(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
     if name == "offsets":
-        return Rule(offset_limit=_size(arguments["indices"], 0))
+        return ValueRule(offset_limit=_size(arguments["indices"], 0))
     return _embedding(arguments, name, place)
 
 
-def _embedding_backward(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=int(arguments["num_weights"])) if name == "indices" else None
+def _embedding_backward(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(high=int(arguments["num_weights"])) if name == "indices" else None
 
 
-def _index(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _index(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
     """Each tensor of the list holds positions along its own dimension; a mask covers as many dimensions as it has."""
     if name != "indices":
         return None
     dim = 0
     for tensor in arguments["indices"][:place]:
         dim += len(tensor.shape or ()) if isinstance(tensor, Tensor) and tensor.dtype in ("bool", "uint8") else 1
-    return Rule(high=_size(arguments["self"], dim))
+    return ValueRule(high=_size(arguments["self"], dim))
 
 
-def _classes(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _classes(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
     scores = arguments["self"]
     if name == "target":
-        return Rule(high=_size(scores, 1 if len(scores.shape) > 1 else 0))
-    return Rule(is_positive=True) if name in ("weight", "total_weight") else None
+        return ValueRule(high=_size(scores, 1 if len(scores.shape) > 1 else 0))
+    return ValueRule(is_positive=True) if name in ("weight", "total_weight") else None
 
 
-def _pooled(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _pooled(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
     """Return a rule for positions in the plane that was pooled."""
-    return Rule(high=_size(arguments["self"], -1) * _size(arguments["self"], -2)) if name == "indices" else None
+    return ValueRule(high=_size(arguments["self"], -1) * _size(arguments["self"], -2)) if name == "indices" else None
 
 
-def _one_hot(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=max(1, int(arguments["num_classes"])))
+def _one_hot(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(high=max(1, int(arguments["num_classes"])))
 
 
-def _repeated(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(is_one=True) if name == "repeats" else None
+def _repeated(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(is_one=True) if name == "repeats" else None
 
 
-def _grouped(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(offset_limit=_size(arguments["self"], 0), are_ends=True) if name == "offs" else None
+def _grouped(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(offset_limit=_size(arguments["self"], 0), are_ends=True) if name == "offs" else None
 
 
-def _bincount(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
-    return Rule(high=max(1, int(arguments.get("minlength") or 64)))
+def _bincount(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
+    return ValueRule(high=max(1, int(arguments.get("minlength") or 64)))
 
 
-def _comparable(arguments: Mapping[str, Any], name: str, place: int) -> Rule | None:
+def _comparable(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
     """Return an empty rule: any values will do, because the operator only compares them."""
-    return Rule()
+    return ValueRule()
 
 
-_POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], Rule | None]] = {
+_POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], ValueRule | None]] = {
     "embedding": _embedding,
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), _bag),
     "embedding_dense_backward": _embedding_backward,
@@ -232,7 +232,7 @@ class Values:
         self._generator = device.generator(seed)
         self._normal = torch.randn(POOL, generator=self._generator, device=self._place)
 
-    def storage(self, tensors: list[Tensor], value_rule: Rule) -> list[torch.Tensor]:
+    def storage(self, tensors: list[Tensor], value_rule: ValueRule) -> list[torch.Tensor]:
         """Return tensors that share one storage, each of which starts at offset 0.
 
         Raises:
@@ -243,7 +243,7 @@ class Values:
         flat = self._flat(length, kind, value_rule)
         return [_shaped(flat, tensor) for tensor in tensors]
 
-    def _flat(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
+    def _flat(self, length: int, kind: torch.dtype, value_rule: ValueRule) -> torch.Tensor:
         if kind is torch.bool:
             return torch.ones(length, dtype=kind, device=self._place)
         if not (kind.is_floating_point or kind.is_complex):
@@ -261,7 +261,7 @@ class Values:
         real[repeats * POOL :].copy_(pool[: real.numel() - repeats * POOL])
         return torch.view_as_complex(real.view(-1, 2)) if kind.is_complex else real
 
-    def _integers(self, length: int, kind: torch.dtype, value_rule: Rule) -> torch.Tensor:
+    def _integers(self, length: int, kind: torch.dtype, value_rule: ValueRule) -> torch.Tensor:
         place = self._place
         if value_rule.offset_limit is not None:
             ranks = torch.arange(length, device=place) + value_rule.are_ends

@@ -14,7 +14,7 @@ from xsp.bench.plan import Progress
 from xsp.bench.repeatability import LIMITS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, ROOM, Curve
+from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, ROOM, TransferCurve
 from xsp.errors import UsageError
 from xsp.processes import cores
 
@@ -168,7 +168,7 @@ def fill(request: TransferPlan, timings: Timings, seconds: float, progress: Prog
     return sum(timing.is_timed for timing in results)
 
 
-def existing_curves(request: TransferPlan, timings: Timings) -> tuple[list[Curve], int]:
+def existing_curves(request: TransferPlan, timings: Timings) -> tuple[list[TransferCurve], int]:
     """Return the curves of the requested specs, and how many of the specs have no timing."""
     by_spec = timings.of(request.specs)
     existing = [timing for timing in by_spec.values() if timing.taken_ns]

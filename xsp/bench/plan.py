@@ -14,7 +14,7 @@ from xsp import plugins
 from xsp.bench.environment import Environment
 from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, missing_input_reason, untimed
 from xsp.bench.timings import Timings
-from xsp.bench.turns import Limits, Turns
+from xsp.bench.turns import TurnLimits, Turns
 from xsp.device.contract import Device
 from xsp.device.processor import Processor
 from xsp.errors import BenchError, nearest
@@ -187,7 +187,7 @@ def fill(
     progress: Progress = lambda name, done, total: None,
     *,
     again: bool = False,
-    limits: Limits | None = None,
+    limits: TurnLimits | None = None,
     in_order: bool = False,
     on_start: Callable[[float], None] = lambda seconds: None,
     device: Device | None = None,
@@ -252,7 +252,7 @@ def fill(
         if index and time.monotonic() >= deadline:
             break
         pending = [spec for spec in ordered if spec.threads == threads]
-        with Turns(threads, limits or Limits(), device) as turns:
+        with Turns(threads, limits or TurnLimits(), device) as turns:
             startup = turns.start()
             if not index:
                 on_start(startup)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -195,11 +194,7 @@ def run_rank(parent: int, rank: int, count: int, threads: int, store: int, answe
         answers: descriptor to which answers are written.
     """
     processes.end_with_parent(parent)
-    with os.fdopen(answers, "wb", buffering=0) as stream:
-
-        def send(message: dict[str, Any]) -> None:
-            stream.write(json.dumps(message).encode() + b"\n")
-
+    with processes.Questions(answers) as questions:
         try:
             import torch
             import torch.distributed as dist
@@ -209,17 +204,17 @@ def run_rank(parent: int, rank: int, count: int, threads: int, store: int, answe
             file_store = dist.FileStore(f"/proc/self/fd/{store}", count)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=file_store, rank=rank, world_size=count, timeout=patience)
             groups = {size: dist.new_group(list(range(size))) for size in range(1, count + 1)}
-            send({"ready": rank})
+            questions.answer({"ready": rank})
         except Exception as error:
-            send({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
+            questions.answer({"error": f"gloo cannot be used: {first_line(error)[:160]}"})
             return
         buffers: dict[tuple[str, int], Any] = {}
-        for line in sys.stdin:
+        for question in questions:
             try:
-                send(_execute(json.loads(line), rank, groups, buffers))
+                questions.answer(_execute(question, rank, groups, buffers))
             except Exception as error:
                 text = next(iter(str(error).splitlines()), "")
-                send({"error": f"gloo rejects it: {type(error).__name__}: {text[:160]}"})
+                questions.answer({"error": f"gloo rejects it: {type(error).__name__}: {text[:160]}"})
     os._exit(0)  # skips the cleanup of process groups, which would wait for other ranks
 
 

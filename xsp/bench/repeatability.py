@@ -12,13 +12,13 @@ from xsp.bench.plan import MIN_SECONDS, OVERHEADS, Progress
 from xsp.bench.spec import Spec, Status, Timing, spec_of
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, TRANSFERS
-from xsp.bench.turns import Limits, Turns
+from xsp.bench.turns import TurnLimits, Turns
 from xsp.device.contract import Device
 from xsp.errors import BenchError
 from xsp.stats import percentile
 
 SAMPLE_SIZE = 20
-LIMITS = Limits(seconds=60.0)
+LIMITS = TurnLimits(seconds=60.0)
 """Limits of one spec; generous, because ranks take a while to start."""
 
 

@@ -49,7 +49,7 @@ EXTRAPOLATION_FACTORS = (4, 2)
 
 
 @dataclass(frozen=True)
-class Piece:
+class LinePiece:
     """A range of sizes in which time grows linearly."""
 
     since: float
@@ -71,7 +71,7 @@ class Piece:
 class Shape:
     """The shape of a curve: fitted pieces, knees between them, and the quality of the fit."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LinePiece, ...]
     knees: tuple[Interval, ...]
     """Sizes between pieces in bytes: where both meet, else the middle of the gap in which the curve jumps."""
 
@@ -104,7 +104,7 @@ class Shape:
         """Whether a size is further from the model than `MAX_RESIDUAL`."""
         return self.worst > MAX_RESIDUAL
 
-    def piece(self, size: float) -> Piece:
+    def piece(self, size: float) -> LinePiece:
         """Return the piece that a size belongs to; beyond the ends, the first or last piece."""
         return self.pieces[sum(size > knee.value for knee in self.knees)]
 
@@ -205,7 +205,7 @@ def _shape(x: Numbers, t: Numbers, cuts: Sequence[tuple[int, int]]) -> Shape:
     residual = t / fitted - 1
     a_many, b_many = _resampled(x, fitted, residual, cuts)
     pieces = tuple(
-        Piece(float(x[i]), float(x[j - 1]), _estimate(starts[k], a_many[:, k]), _estimate(slopes[k], b_many[:, k]))
+        LinePiece(float(x[i]), float(x[j - 1]), _estimate(starts[k], a_many[:, k]), _estimate(slopes[k], b_many[:, k]))
         for k, (i, j) in enumerate(cuts)
     )
     knees = []

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from xsp.bench import inputs
-from xsp.bench.inputs import NotTimeable, Rule
+from xsp.bench.inputs import NotTimeable, ValueRule
 from xsp.bench.spec import CacheState, Spec, missing_input_reason
 from xsp.device.contract import Device, Elapsed
 from xsp.device.processor import Processor
@@ -188,7 +188,7 @@ class BlockSource:
         self.parameters: dict[int, list[Tensor]] = {}
         """Storage → the different tensors, in order, through which it is passed."""
 
-        self.rules: dict[int, Rule] = {}
+        self.rules: dict[int, ValueRule] = {}
         self.guessed: set[str] = set()
         self.changed: set[int] = set()
         """Storages from outside that the block writes."""
@@ -307,7 +307,7 @@ class BlockSource:
         known_rule = self.rules.setdefault(number, rule)
         if rule.is_guess and not inputs.dtype(tensor).is_floating_point:
             self.guessed.add(call.op)
-        if known_rule == Rule() and rule != known_rule:
+        if known_rule == ValueRule() and rule != known_rule:
             self.rules[number] = rule
         word = self._names(number)[-1]
         self._handles.setdefault(number, []).append((tensor, word, True))

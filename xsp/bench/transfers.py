@@ -265,7 +265,7 @@ def select_families(text: str | None, families: dict[str, Family]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TransferCurve:
     """The timings of one family under equal conditions, by size."""
 
     family: Family
@@ -314,7 +314,7 @@ class Curve:
         return (max(rates)[1], max(rates)[0]) if rates else None
 
 
-def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec: True) -> list[Curve]:
+def curves(timings: Iterable[Timing], keep: Callable[[Spec], bool] = lambda spec: True) -> list[TransferCurve]:
     """Return the fitted curves of timings of transfers and collectives; other timings are left out."""
     grouped: dict[tuple[str, int, int, str], list[tuple[int, Timing]]] = {}
     for timing in timings:
@@ -343,7 +343,7 @@ def arguments(transfer: Spec) -> tuple[str, dict[str, Any]]:
     return call.op.partition("::")[2], dict(call.arguments)
 
 
-def _curve(name: str, threads: int, ranks: int, conditions: str, timings: list[tuple[int, Timing]]) -> Curve:
+def _curve(name: str, threads: int, ranks: int, conditions: str, timings: list[tuple[int, Timing]]) -> TransferCurve:
     family = FAMILIES.get(name) or OF_RANKS[name]
     ordered = sorted(timings, key=lambda pair: pair[0])
     timed = tuple((size, timing) for size, timing in ordered if timing.is_timed)
@@ -355,7 +355,7 @@ def _curve(name: str, threads: int, ranks: int, conditions: str, timings: list[t
             [size for size, _ in timed], [(timing.trimmed_ns or 0.0) / 1e9 for _, timing in timed],
             statistics.median(halves),
         )  # fmt: skip
-    return Curve(family, threads, ranks, conditions, timed, holes, shape)
+    return TransferCurve(family, threads, ranks, conditions, timed, holes, shape)
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ class Ratio:
     description: str
 
 
-def ratios(fitted_curves: Sequence[Curve]) -> list[Ratio]:
+def ratios(fitted_curves: Sequence[TransferCurve]) -> list[Ratio]:
     """Return duplex ratios (of rates), and locality ratios (of seconds per byte).
 
     Locality ratios compare the last piece of a curve with its first, and the furthest NUMA node with the local one.
@@ -408,7 +408,7 @@ def ratios(fitted_curves: Sequence[Curve]) -> list[Ratio]:
     return results
 
 
-def crowding_factor(measured_curves: Iterable[Curve], name: str, ranks: int, threads: int) -> float | None:
+def crowding_factor(measured_curves: Iterable[TransferCurve], name: str, ranks: int, threads: int) -> float | None:
     """Return how much longer a rank computes if others do so too, by a family `together-…`; None if not timed.
 
     Args:
@@ -434,7 +434,7 @@ class Slowdown(NamedTuple):
     factor: float
 
 
-def slowdowns(measured_curves: Sequence[Curve]) -> list[Slowdown]:
+def slowdowns(measured_curves: Sequence[TransferCurve]) -> list[Slowdown]:
     """Return the slowdown of ranks that compute at the same time, by threads, ranks and kind of work."""
     results = []
     for name in ("together-product", "together-copy"):

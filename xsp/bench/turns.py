@@ -41,7 +41,7 @@ ProgressCallback = Callable[[Spec, int], None]
 
 
 @dataclass(frozen=True)
-class Limits:
+class TurnLimits:
     """Limits of one spec."""
 
     seconds: float = 20.0
@@ -54,7 +54,7 @@ class Limits:
 class Turns:
     """A worker process that times sittings of specs with one number of threads on one device."""
 
-    def __init__(self, threads: int, limits: Limits = Limits(), device: Device | None = None) -> None:
+    def __init__(self, threads: int, limits: TurnLimits = TurnLimits(), device: Device | None = None) -> None:
         self.threads = threads
         self.limits = limits
         self.device = device or Processor()

@@ -4,11 +4,9 @@ neither xsp's table engine nor any state of the parent."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import mmap
 import os
 import struct
-import sys
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -49,30 +47,27 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    with os.fdopen(answers, "wb", buffering=0) as stream, mmap.mmap(cell, CELL.size) as running:
+    with processes.Questions(answers) as questions, mmap.mmap(cell, CELL.size) as running:
 
         def mark(place: int) -> None:
             running[:] = CELL.pack(place, time.monotonic_ns())
 
-        def send(answer: dict[str, Any]) -> None:
-            stream.write(json.dumps(answer).encode() + b"\n")
-
-        device = devices.of(json.loads(sys.stdin.readline())["device"])
+        device = devices.of(next(iter(questions))["device"])
         reason = device.obstacle()
         if reason is not None:
-            send({"obstacle": reason})
+            questions.answer({"obstacle": reason})
             return
         # the parent must not ask an accelerator for its memory: that would take some of it
         limit_bytes = limit_bytes or (device.free_bytes() or LEAST_KNOWN_BYTES) // 2
         device.begin(limit_bytes)
-        send({"ready": True, "memory_bytes": limit_bytes, "rotated_bytes": device.rotated_bytes()})
-        for line in sys.stdin:
-            request = json.loads(line)
+        memory = {"memory_bytes": limit_bytes, "rotated_bytes": device.rotated_bytes()}
+        questions.answer({"ready": True, **memory})
+        for request in questions:
             mark(-1)
             try:
-                _sit(request, mark, send, limit_bytes, device)
+                _sit(request, mark, questions.answer, limit_bytes, device)
             except rounds.DeviceLost:  # another process gets it anew, if it still answers
-                stream.close()
+                questions.close()
                 os._exit(LOST)  # libraries that find the device lost may wait for it at the exit
 
 

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from xsp.bound.ladder import Bound, Difference, Hole, Layer, Rung
+from xsp.bound.ladder import Bound, Hole, LadderDifference, LadderLayer, Rung
 from xsp.bound.sources import of
 from xsp.bound.totals import Coverage, Figure, Total
 
-__all__ = ["Bound", "Coverage", "Difference", "Figure", "Hole", "Layer", "Rung", "Total", "of"]
+__all__ = ["Bound", "Coverage", "Figure", "Hole", "LadderDifference", "LadderLayer", "Rung", "Total", "of"]

@@ -57,7 +57,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Window:
+class BlockWindow:
     """A block at its position in a model."""
 
     start: int
@@ -92,7 +92,7 @@ class Construction:
     """A model's time as the sum of its blocks."""
 
     granularity: int
-    windows: tuple[Window, ...]
+    windows: tuple[BlockWindow, ...]
     coverage: Coverage
     """Coverage of blocks, and of their expected time."""
 
@@ -134,7 +134,7 @@ class Construction:
         return None if None in by_key.values() else math.fsum(ns for ns in by_key.values() if ns is not None)
 
 
-def _hole(window: Window, count: int) -> Hole:
+def _hole(window: BlockWindow, count: int) -> Hole:
     timing = window.timing
     status = Status.MISSING if timing is None else timing.status
     return Hole(window.spec.block.op, count, status, "" if timing is None else timing.reason)
@@ -211,7 +211,7 @@ def _windows(
     stride: int | None,
     conditions: Conditions,
     only: Collection[str] | None,
-) -> list[Window]:
+) -> list[BlockWindow]:
     computing = [index for index, node in enumerate(graph.nodes) if node.computes]
     specs: dict[str, Spec] = {}
     pieces = []
@@ -220,16 +220,16 @@ def _windows(
         spec = specs.setdefault(spec.key, spec)
         timing = timings.get(spec.key) if only is None or spec.key in only else None
         positions = bisect.bisect_left(computing, start), bisect.bisect_left(computing, stop)
-        pieces.append(Window(*positions, spec, timing))
+        pieces.append(BlockWindow(*positions, spec, timing))
     return pieces
 
 
-def _figure(window: Window, ns: float) -> Figure:
+def _figure(window: BlockWindow, ns: float) -> Figure:
     timing = window.timing
     return Figure(ns, (timing.half_ns or 0.0) if timing is not None else 0.0, window.spec.key)
 
 
-def _expected(pieces: Sequence[Window]) -> list[float | None]:
+def _expected(pieces: Sequence[BlockWindow]) -> list[float | None]:
     """Return the expected time of each block, for coverage only; None if unknown.
 
     It is the timing, else the bytes times the median time per byte of timed blocks of the same operators, or of all.
@@ -267,7 +267,7 @@ class Cover:
     median_ns: float
     """The median sum of such covers, of which `DRAWS` are drawn with equal probability."""
 
-    blocks: tuple[Window, ...]
+    blocks: tuple[BlockWindow, ...]
     """Blocks of the cover with the smallest sum, in order."""
 
     arcs: int
@@ -303,7 +303,7 @@ def cover(
         for window in _windows(graph, timings, size, 1, conditions, only)
         if window.ns is not None
     ]
-    arcs: dict[tuple[int, int], Window] = {}
+    arcs: dict[tuple[int, int], BlockWindow] = {}
     for window in timed_windows:
         arcs.setdefault((window.start, window.stop), window)
     count = sum(node.computes for node in graph.nodes)

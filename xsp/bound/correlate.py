@@ -29,6 +29,7 @@ from xsp.stats import (
     spearman_of,
     spearman_rows,
 )
+from xsp.texts import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,7 +126,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Group:
+class LatencyGroup:
     """The models of one device, batch and number of threads."""
 
     device: str
@@ -146,11 +147,11 @@ class Group:
     def title(self) -> str:
         """Device, batch and threads, as far as they are known."""
         parts = [self.device, f"batch {self.batch}" if self.batch else ""]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.threads else []
+        parts += [counted(self.threads, "thread")] if self.threads else []
         return ", ".join(filter(None, parts)) or "all"
 
 
-def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> list[Group]:
+def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> list[LatencyGroup]:
     """Correlate measures with latencies, for each device, batch and number of threads.
 
     Args:
@@ -192,7 +193,7 @@ def omissions(
 
 def _group(
     device: str, batch: int, threads: int, ns: Mapping[str, float], measures: Mapping[str, Mapping[str, Any]]
-) -> Group:
+) -> LatencyGroup:
     entries = [
         (name, ns[name], {measure: _complete(measures[name], measure) for measure in MEASURES}) for name in sorted(ns)
     ]
@@ -201,17 +202,17 @@ def _group(
     return replace(_group_of_points(device, batch or None, threads or None, points), slopes=slopes)
 
 
-def _group_of_points(device: str, batch: int | None, threads: int | None, points: Points) -> Group:
+def _group_of_points(device: str, batch: int | None, threads: int | None, points: Points) -> LatencyGroup:
     key = device, batch, threads, tuple(points)
     if len(points) < MIN_MODELS:
-        return Group(*key, (), (), None, f"at least {MIN_MODELS} models are needed")
+        return LatencyGroup(*key, (), (), None, f"at least {MIN_MODELS} models are needed")
     if len({ns for _, ns, _ in points}) == 1:
-        return Group(*key, (), (), None, "all latencies are equal")
+        return LatencyGroup(*key, (), (), None, "all latencies are equal")
     correlations = tuple(_correlation(measure, points) for measure in MEASURES)
     regression = regress(points)
     if isinstance(regression, str):
-        return Group(*key, correlations, _differences(points), None, regression)
-    return Group(*key, correlations, _differences(points), regression)
+        return LatencyGroup(*key, correlations, _differences(points), None, regression)
+    return LatencyGroup(*key, correlations, _differences(points), regression)
 
 
 # --- one measure ----------------------------------------------------------------------------------------------
@@ -310,8 +311,8 @@ def _slopes(points: Points) -> tuple[Slope, ...]:
 # --- several measures -----------------------------------------------------------------------------------------
 
 
-def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression | str:
-    """Fit log latency on the logarithms of measures, or return a text with the reason if that is impossible.
+def regress(points: Points) -> Regression | str:
+    """Fit log latency on the logarithms of `REGRESSED`, or return a text with the reason if that is impossible.
 
     A measure is dropped if fewer than nine of ten models have it, if it is the same in all models, or if it is a
     combination of the measures before it.
@@ -319,14 +320,14 @@ def regress(points: Points, measures: Sequence[str] = REGRESSED) -> Regression |
     import numpy as np
 
     dropped = {}
-    for measure in measures:
+    for measure in REGRESSED:
         count = len(_points_with(points, measure))
         if count < 0.9 * len(points):
             dropped[measure] = f"{count} of {len(points)} models have it with a value above 0"
-    usable = _points_with(points, *(measure for measure in measures if measure not in dropped))
+    usable = _points_with(points, *(measure for measure in REGRESSED if measure not in dropped))
     included: list[str] = []
     columns = [np.ones(len(usable))]
-    for measure in measures:
+    for measure in REGRESSED:
         if measure in dropped or not len(usable):
             continue
         column = _logs(usable, measure)
@@ -383,12 +384,12 @@ def _fit(x: Array, y: Array) -> tuple[Array, Array, float]:
 # --- plain values ---------------------------------------------------------------------------------------------
 
 
-def as_json(correlated_groups: Sequence[Group]) -> list[dict[str, Any]]:
+def as_json(correlated_groups: Sequence[LatencyGroup]) -> list[dict[str, Any]]:
     """Return the groups as plain values, with their points."""
     return [_plain(group) for group in correlated_groups]
 
 
-def _plain(group: Group) -> dict[str, Any]:
+def _plain(group: LatencyGroup) -> dict[str, Any]:
     return {
         "device": group.device or None,
         "batch": group.batch,

@@ -6,22 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from xsp import terminal
-from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, Group, Regression
+from xsp.bound.correlate import MEASURES, PATH, WORK, CoefficientDifference, Correlation, LatencyGroup, Regression
 from xsp.sections import Chart, Section, Series, Table, Text
 from xsp.stats import Figure
+from xsp.texts import counted
 
 MOST_HOLES = 10
 _CLOSER = {PATH: "the longest path follows latency more closely", WORK: "FLOPs follow latency more closely"}
 
 
-def page(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
+def page(groups: Sequence[LatencyGroup], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> str:
     """Return the sections as text: for each group its coefficients, then wins, notes, and the models left out."""
     remaining = len(holes) - MOST_HOLES
     shown = [*holes[:MOST_HOLES], *([f"{remaining} more"] if remaining > 0 else [])]
     return "\n\n".join(terminal.page(section) for section in sections(groups, notes, shown))
 
 
-def sections(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
+def sections(groups: Sequence[LatencyGroup], notes: Sequence[str] = (), holes: Sequence[str] = ()) -> list[Section]:
     """Return the same as sections of a page: for each group its coefficients, and latency over each measure."""
     result = []
     for group in groups:
@@ -74,7 +75,7 @@ def sections(groups: Sequence[Group], notes: Sequence[str] = (), holes: Sequence
     return [*result, Section("Summary", tuple(map(Text, closing)))] if closing else result
 
 
-def _scatter(group: Group, correlation: Correlation) -> Chart:
+def _scatter(group: LatencyGroup, correlation: Correlation) -> Chart:
     name = MEASURES[correlation.measure]
     points = [point for point in group.points if point[2].get(correlation.measure)]
     return Chart(
@@ -98,14 +99,14 @@ def coefficient_text(figure: Figure | None) -> str:
     return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
 
 
-def _title(group: Group) -> str:
+def _title(group: LatencyGroup) -> str:
     if not group.points and group.slopes:
         return f"{group.title}: families of small models"
     return f"{group.title}: {_models(len(group.points))}"
 
 
 def _models(count: int) -> str:
-    return f"{count:,} model{'s' * (count != 1)}"
+    return counted(count, "model")
 
 
 def _verdict(difference: CoefficientDifference) -> str:
@@ -125,7 +126,7 @@ def _regression(regression: Regression) -> str:
     )
 
 
-def _win_counts(groups: Sequence[Group]) -> Iterator[str]:
+def _win_counts(groups: Sequence[LatencyGroup]) -> Iterator[str]:
     """Yield, for each coefficient, the number of groups that each measure wins."""
     for name, coefficient in (("r of logarithms", "pearson"), ("rank ρ", "spearman")):
         wins = Counter(

@@ -22,7 +22,7 @@ MAX_GRANULARITY = 16
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One granularity of a curve."""
 
     construction: Construction
@@ -39,7 +39,7 @@ def curve(
     conditions: Conditions | None = None,
     only: Mapping[int, Collection[str]] | None = None,
     glue_ns: float | None = None,
-) -> list[Point]:
+) -> list[CurvePoint]:
     """Return the construction of each granularity, with its error against the measured step.
 
     The error includes the time of the framework if it is known.
@@ -60,13 +60,13 @@ def curve(
         ns = construction.ns if construction.glue_ns is None else construction.with_glue_ns
         comparable = ns is not None and measured_ns and not construction.is_lower_limit
         points.append(
-            Point(construction, ns / measured_ns - 1 if comparable and ns is not None and measured_ns else None)
+            CurvePoint(construction, ns / measured_ns - 1 if comparable and ns is not None and measured_ns else None)
         )
     return points
 
 
 @dataclass(frozen=True)
-class Curve:
+class GranularityCurve:
     """A model constructed from blocks of each granularity, and from the best cover."""
 
     graph: Graph
@@ -74,14 +74,14 @@ class Curve:
     measured_ns: float | None
     """Measured time of the step in a trace; None without a trace."""
 
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     cover: Cover | str
     """The best cover by blocks of up to the largest granularity, or the reason why there is none."""
 
     problems: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Point | None:
+    def best(self) -> CurvePoint | None:
         """The point with the smallest error; None if no point has one."""
         scored = [point for point in self.points if point.error is not None]
         return min(scored, key=lambda point: abs(point.error or 0.0)) if scored else None
@@ -99,7 +99,7 @@ def of(
     most: int = MAX_GRANULARITY,
     progress: Progress = lambda name, done, total: None,
     **model_options: Any,
-) -> Curve:
+) -> GranularityCurve:
     """Return the estimates of a step from blocks of 1 to `most` calls, and their errors against a run of it.
 
     Args:
@@ -181,11 +181,13 @@ def of(
     problems += stored.problems[:3]
     if run is None and stored.environment.processor_note:
         problems.append(stored.environment.processor_note)
-    return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
+    return GranularityCurve(
+        graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems)
+    )
 
 
 @dataclass(frozen=True)
-class Cost:
+class TimingCost:
     """Cost of timing blocks compared with running the models, for one granularity."""
 
     granularity: int
@@ -216,7 +218,7 @@ def cost(
     granularity: int = 1,
     *,
     conditions: Conditions | None = None,
-) -> Cost:
+) -> TimingCost:
     """Return the cost of timing the distinct blocks of models once, compared with running one step of each model.
 
     Args:
@@ -240,4 +242,4 @@ def cost(
         else:
             models, blocks, steps = models + 1, blocks + len(construction.windows), steps + steps_ns[graph.name]
             block_ns |= {window.spec.key: window.ns for window in construction.windows if window.ns is not None}
-    return Cost(granularity, models, reasons, blocks, len(block_ns), steps, math.fsum(block_ns.values()))
+    return TimingCost(granularity, models, reasons, blocks, len(block_ns), steps, math.fsum(block_ns.values()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from xsp.bound.recordedcalls import RecordedCall
 from xsp.comparison.align import align, common_subsequence
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.graph.node import Graph
 
 
@@ -121,11 +121,11 @@ def _by_neighbour(
 ) -> list[tuple[int, int]]:
     """Pair operators of a phase whose names differ only by namespace, in-place mark or private prefix."""
     node_series = [
-        Series(None, f"planned {node}", _stem(graph.nodes[node].phase.value, graph.nodes[node].call.op), [0.0], None)
+        RowTimes(None, f"planned {node}", _stem(graph.nodes[node].phase.value, graph.nodes[node].call.op), [0.0], None)
         for node in nodes
     ]
     call_series = [
-        Series(
+        RowTimes(
             None,
             f"seen {call}",
             _stem(recorded_calls[call].phase or "forward", recorded_calls[call].op),

@@ -120,7 +120,7 @@ def difference_name(below: Rung, above: Rung) -> str:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LadderDifference:
     """A named difference between two rungs; all differences add up to the highest minus the lowest rung."""
 
     name: str
@@ -135,7 +135,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LadderLayer:
     """A module, or an operator if the source has no modules, with the time of its calls on each rung."""
 
     name: str
@@ -172,8 +172,8 @@ class Bound:
     is_computing: tuple[bool, ...]
     """Whether each node computes."""
 
-    differences: tuple[Difference, ...]
-    layers: tuple[Layer, ...]
+    differences: tuple[LadderDifference, ...]
+    layers: tuple[LadderLayer, ...]
     """Layers, the largest differences first."""
 
     holes: tuple[Hole, ...]
@@ -256,7 +256,7 @@ def differences(
     is_computing: Sequence[bool],
     unattributed_ns: float = 0.0,
     page_faults: Figure | None = None,
-) -> list[Difference]:
+) -> list[LadderDifference]:
     """Return the named differences between neighbours of a ladder; their sum is exactly its last minus its first rung.
 
     Calls with a figure on only one of two rungs are a separate difference. So is device work that belongs to no call
@@ -273,14 +273,14 @@ def differences(
             half = None if low.half_ns is None or high.half_ns is None else math.hypot(low.half_ns, high.half_ns)
             unattributed = float(round(unattributed_ns)) if below is Rung.IN_PLACE else 0.0
             if unattributed:
-                result.append(Difference("device work outside calls", below, above, unattributed))
+                result.append(LadderDifference("device work outside calls", below, above, unattributed))
             if page_faults is not None and above is Rung.MEASURED and below is not Rung.IN_PLACE:
                 fault_ns = float(round(min(page_faults.ns, max(0.0, high.sequential - low.sequential))))
                 if fault_ns:
-                    result.append(Difference(PAGE_FAULTS, below, above, fault_ns, page_faults.half_ns))
+                    result.append(LadderDifference(PAGE_FAULTS, below, above, fault_ns, page_faults.half_ns))
                     half = None if half is None else math.hypot(half, page_faults.half_ns)
                     unattributed += fault_ns
-            result.append(Difference(name, below, above, high.sequential - low.sequential - unattributed, half))
+            result.append(LadderDifference(name, below, above, high.sequential - low.sequential - unattributed, half))
             continue
         low_figures, high_figures = (
             _computing_figures(figures[below.value], is_computing),
@@ -290,7 +290,9 @@ def differences(
         deltas = [
             Figure(b.ns - a.ns, 0.0 if a == b else math.hypot(a.half_ns, b.half_ns), b.key or a.key) for a, b in pairs
         ]
-        result.append(Difference(name, below, above, math.fsum(delta.ns for delta in deltas), totals.half(deltas)))
+        result.append(
+            LadderDifference(name, below, above, math.fsum(delta.ns for delta in deltas), totals.half(deltas))
+        )
         for sign, present, opposite, rung in (
             (1, high_figures, low_figures, below),
             (-1, low_figures, high_figures, above),
@@ -299,7 +301,7 @@ def differences(
             if unmatched:
                 label = f"calls without {_WITHOUT[rung]}"
                 ns = sign * math.fsum(figure.ns for figure in unmatched)
-                result.append(Difference(label, below, above, ns, totals.half(unmatched), len(unmatched)))
+                result.append(LadderDifference(label, below, above, ns, totals.half(unmatched), len(unmatched)))
         remainder = (
             high.sequential
             - low.sequential
@@ -308,7 +310,7 @@ def differences(
             )
         )
         if remainder:
-            result.append(Difference("work outside the graph", below, above, remainder))
+            result.append(LadderDifference("work outside the graph", below, above, remainder))
     return result
 
 
@@ -321,7 +323,7 @@ def _computing_figures(figures: Figures, is_computing: Sequence[bool]) -> list[F
     return [figure if computes else None for figure, computes in zip(figures, is_computing, strict=True)]
 
 
-def layers(graph: Graph, figures: Mapping[str, Figures], is_computing: Sequence[bool]) -> list[Layer]:
+def layers(graph: Graph, figures: Mapping[str, Figures], is_computing: Sequence[bool]) -> list[LadderLayer]:
     """Return the modules of a graph (operators, if it has no modules), largest difference first.
 
     A layer that is faster than its ceiling has none: that ceiling is not valid.
@@ -336,12 +338,12 @@ def layers(graph: Graph, figures: Mapping[str, Figures], is_computing: Sequence[
     return sorted(result, key=_difference_then_time)
 
 
-def _difference_then_time(layer: Layer) -> tuple[float, float]:
+def _difference_then_time(layer: LadderLayer) -> tuple[float, float]:
     """Return a sort key: largest difference first, then largest time first."""
     return -max((ns for _, ns in layer.differences), default=0.0), -max(filter(None, layer.ns.values()), default=0.0)
 
 
-def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mapping[str, Figures]) -> Layer:
+def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mapping[str, Figures]) -> LadderLayer:
     ns: dict[Rung, float | None] = {}
     for rung in rungs:
         rung_figures = [figures[rung.value][number] for number in numbers]
@@ -357,4 +359,4 @@ def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mappin
         times = [b.ns - a.ns for a, b in pairs if a is not None and b is not None]
         if times:
             deltas.append((difference_name(below, above), math.fsum(times)))
-    return Layer(name, tuple(numbers), ns, tuple(sorted(deltas, key=lambda delta: -delta[1])))
+    return LadderLayer(name, tuple(numbers), ns, tuple(sorted(deltas, key=lambda delta: -delta[1])))

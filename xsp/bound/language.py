@@ -44,7 +44,7 @@ MAX_CALL_GROWTH = 1.5
 
 
 @dataclass(frozen=True)
-class Point:
+class LengthPoint:
     """A step of decoding or reading at one length. Times are nanoseconds; None is unknown."""
 
     tokens: int
@@ -65,11 +65,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LengthCurve:
     """The time of decoding or of reading over the number of tokens."""
 
     phase: str
-    points: tuple[Point, ...]
+    points: tuple[LengthPoint, ...]
     non_attention: Polynomial | None
     """Calls without attention, and the framework; None if there is no fit (`reason`)."""
 
@@ -119,8 +119,8 @@ class Language:
 
     name: str
     batch: int
-    decode: Curve
-    prefill: Curve | str
+    decode: LengthCurve
+    prefill: LengthCurve | str
     """The curve of reading, or the reason why there is none."""
 
     ceilings: Ceiling | str
@@ -139,9 +139,9 @@ class Language:
     problems: tuple[str, ...] = ()
 
     @property
-    def curves(self) -> list[Curve]:
+    def curves(self) -> list[LengthCurve]:
         """The curve of decoding, and that of reading if there is one."""
-        return [self.decode, *([self.prefill] if isinstance(self.prefill, Curve) else [])]
+        return [self.decode, *([self.prefill] if isinstance(self.prefill, LengthCurve) else [])]
 
 
 def of(
@@ -311,7 +311,7 @@ class _CurveBuilder:
             return None, "timings are of this processor"
         return timed.framework(graph, self.timings, self.threads)
 
-    def curve(self, phase: str, graphs: Mapping[int, Graph]) -> Curve:
+    def curve(self, phase: str, graphs: Mapping[int, Graph]) -> LengthCurve:
         """Return the curve of a phase from its graphs by the number of tokens."""
         keys = {n: _keys(graph, self.threads) for n, graph in graphs.items()}
         figures = {n: self.figures(graph) for n, graph in graphs.items()}
@@ -320,7 +320,7 @@ class _CurveBuilder:
         same = _shared_calls(list(keys.values()), has_same_operators)
         different = len({key for step_keys in keys.values() for key in step_keys})
         computing = len(points[-1].graph.computing)
-        curve = Curve(phase, points, None, None, computing, sum(same[-1]), different)
+        curve = LengthCurve(phase, points, None, None, computing, sum(same[-1]), different)
         reason = _no_fit(phase, points, has_same_operators)
         if reason:
             return replace(curve, reason=reason)
@@ -333,7 +333,7 @@ class _CurveBuilder:
         as_run = timed.of(graph, self.timings, self.threads, self.threads).as_run
         return [figure for figure, node in zip(as_run, graph.nodes, strict=True) if node.computes]
 
-    def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> Point:
+    def point(self, phase: str, tokens: int, graph: Graph, figures: Sequence[Figure | None]) -> LengthPoint:
         """Return the point of one length."""
         computed = self.batch * (1 if phase == DECODE else tokens)
         active = experts.active(graph, computed)
@@ -345,9 +345,11 @@ class _CurveBuilder:
             ns = math.fsum(figure.ns for figure in figures if figure is not None) + (glue.ns if glue else 0.0)
             half = math.hypot(totals.half(figures), glue.half_ns if glue else 0.0)
         ceiling_ns = experts.least_ns(active, flops, computed, graph, self.ceiling, self.skew)
-        return Point(tokens, graph, coverage, ns, half, ceiling_ns, active, flops, self.measured.get((phase, tokens)))
+        return LengthPoint(
+            tokens, graph, coverage, ns, half, ceiling_ns, active, flops, self.measured.get((phase, tokens))
+        )
 
-    def compute_bound(self, points: Sequence[Point]) -> dict[int, int | None]:
+    def compute_bound(self, points: Sequence[LengthPoint]) -> dict[int, int | None]:
         """Return the number of sequences that balances computing and reading, by tokens; empty without ceilings."""
         if isinstance(self.ceiling, str):
             return {}
@@ -370,11 +372,11 @@ class _CurveBuilder:
 
     def fit(
         self,
-        curve: Curve,
+        curve: LengthCurve,
         graphs: Mapping[int, Graph],
         figures: Mapping[int, Sequence[Figure | None]],
         same: Sequence[Sequence[bool]],
-    ) -> Curve:
+    ) -> LengthCurve:
         """Return a curve with its fit, in which each part has its own powers."""
         lengths = list(graphs)
         nodes = [graph.computing for graph in graphs.values()]
@@ -427,7 +429,7 @@ def _shared_calls(keys: Sequence[Sequence[str]], has_same_operators: bool) -> li
     return [[key in common for key in row] for row in keys]
 
 
-def _no_fit(phase: str, points: Sequence[Point], has_same_operators: bool) -> str:
+def _no_fit(phase: str, points: Sequence[LengthPoint], has_same_operators: bool) -> str:
     """Return why there is no curve through the points; empty if there is one."""
     if not all(point.ns is not None for point in points):
         if not any(point.coverage.nodes for point in points):
@@ -457,7 +459,7 @@ def _degree(lengths: Sequence[int], nodes: Sequence[Any]) -> int:
     return 1
 
 
-def _cache_overtakes(points: Sequence[Point], batch: int, skew: float) -> float | None:
+def _cache_overtakes(points: Sequence[LengthPoint], batch: int, skew: float) -> float | None:
     """Return the number of tokens at which the cache has as many bytes as the weights in use; None if it is unknown."""
     first, last = points[0], points[-1]
     slope = (last.active.state - first.active.state) / (last.tokens - first.tokens)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp import terminal
-from xsp.bound.language import DECODE, Curve, Language, Point
+from xsp.bound.language import DECODE, Language, LengthCurve, LengthPoint
 from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.scrub import plain
 from xsp.sections import Cell, Chart, Section, Series, Table, Text
 from xsp.terminal import NO_BREAK_SPACE
-from xsp.texts import amount, at_least, milliseconds, ns_text
+from xsp.texts import amount, at_least, counted, milliseconds, ns_text
 
 DRAWN_LENGTHS = 24
 """Number of lengths at which a curve is drawn."""
@@ -38,7 +38,7 @@ def _conditions(language: Language) -> str:
     if language.settings.get("device"):
         conditions.append(f"timings of {language.settings['device']}")
     elif language.settings.get("environment"):
-        conditions.append(f"{language.threads} thread{'s' * (language.threads > 1)}")
+        conditions.append(counted(language.threads, "thread"))
     if not isinstance(language.ceilings, str):
         conditions.append(f"ceilings of {language.ceilings.name}")
     return ", ".join(conditions)
@@ -63,7 +63,7 @@ def _remarks(language: Language) -> Iterator[str]:
     yield from language.problems
 
 
-def _curve(curve: Curve) -> Iterator[str]:
+def _curve(curve: LengthCurve) -> Iterator[str]:
     name = NAMES[curve.phase]
     total, steps = curve.total, curve.steps
     if steps is not None:
@@ -123,7 +123,7 @@ def _bytes(language: Language) -> Iterator[str]:
     yield text + "."
 
 
-def _distinct(language: Language, point: Point) -> float:
+def _distinct(language: Language, point: LengthPoint) -> float:
     from xsp.bound.experts import distinct
 
     stack = point.active.stacks[0]
@@ -189,7 +189,7 @@ def _experts(language: Language) -> dict[str, Any] | None:
     }
 
 
-def _curve_json(curve: Curve) -> dict[str, Any]:
+def _curve_json(curve: LengthCurve) -> dict[str, Any]:
     crossing = curve.attention_crossing
     return {
         "reason": curve.reason or None,
@@ -214,7 +214,7 @@ def _coefficients(curve: Polynomial | None) -> list[dict[str, float]] | None:
     return [{"value": value, "half": curve.half_of(power)} for power, value in enumerate(curve.coefficients)]
 
 
-def _point(point: Point, curve: Curve) -> dict[str, Any]:
+def _point(point: LengthPoint, curve: LengthCurve) -> dict[str, Any]:
     total, step = curve.total, point.measured
     return {
         "tokens": point.tokens,
@@ -265,7 +265,7 @@ def section(language: Language) -> Section:
     return Section("Language model", (*texts, *map(_chart, curves), *tables))
 
 
-def _chart(curve: Curve) -> Chart:
+def _chart(curve: LengthCurve) -> Chart:
     """Return a chart of a curve at many lengths, with timings, ceilings and measured steps at the timed lengths."""
     points = {point.tokens: point for point in curve.points}
     low, high = min(points), max(points)

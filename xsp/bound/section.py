@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from xsp import sections
-from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, Layer, Rung, difference_name
+from xsp.bound.ladder import BY_NODE, NAMES, ORDER, Bound, LadderLayer, Rung, difference_name
 from xsp.graph import section as graphs
 from xsp.graph.node import KnownBy
 from xsp.graph.section import phase, shapes
@@ -192,7 +192,7 @@ def _waterfall(bound: Bound) -> list[Part]:
     return [*parts, *([Text(" ".join(notes))] if notes else [])]
 
 
-def _steps(layer: Layer) -> list[tuple[str, float]]:
+def _steps(layer: LadderLayer) -> list[tuple[str, float]]:
     """Return the parts of a layer's bar: its lowest rung, and the differences from each rung to the next.
 
     A rung on which a call of the layer has no figure is left out, so that the bar ends at the highest rung.

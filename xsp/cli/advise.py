@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp.cli import INTERRUPTED, options, progress
-from xsp.cli.bound import seconds
 from xsp.errors import UsageError
 from xsp.record import output
 
 if TYPE_CHECKING:
     from xsp.advise.advice import AdviceContext
     from xsp.advise.advisor import AdviceReport
-    from xsp.advise.experiment import Plan
+    from xsp.advise.experiment import TrialPlan
 
 SUMMARY = "list what to change, with the gain and the place"
 
@@ -63,9 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=options.positive_int, metavar="N", help="pieces of advice that are shown (default: 10)"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
+        "--fill", type=options.duration, metavar="TIME", help="first time single calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
     parser.add_argument(
@@ -89,14 +88,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     trials.add_argument(
         "--history", action="store_true", help="list predicted and measured gain of all trials on this machine"
     )
-    trials.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    options.add_quiet_option(trials)
     group = parser.add_argument_group("the model, if SOURCE is one")
-    group.add_argument(
-        "--threads",
-        type=options.positive_int,
-        metavar="N",
-        help="threads of the step (default: those of the run, or all cores)",
-    )
+    options.add_threads_option(group)
     options.add_step_options(group)
     parser.set_defaults(sequence=None)  # a run has its own
 
@@ -163,7 +157,7 @@ def _needs_a_run(source: str) -> UsageError:
     return UsageError(f"--try needs a run: xsp profile {shlex.quote(source)}, and then xsp advise runs/NAME --try 3")
 
 
-def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
+def _plan(args: argparse.Namespace, context: AdviceContext) -> TrialPlan:
     """Return the plan of the trials, so that an unknown program is refused before the advice is computed."""
     from xsp.advise import experiment, rerun
 
@@ -176,10 +170,10 @@ def _plan(args: argparse.Namespace, context: AdviceContext) -> Plan:
         hint = f"; {rerun.hint_to_name(args.source)}" if args.program is None else ""
         raise UsageError(f"{error}{hint}") from None
     trains = any(kind.training for kind in context.trace.run.kinds)
-    return experiment.Plan(program, rerun.runs_folder(Path(args.source)), trains, args.turns or experiment.TURNS)
+    return experiment.TrialPlan(program, rerun.runs_folder(Path(args.source)), trains, args.turns or experiment.TURNS)
 
 
-def _try(args: argparse.Namespace, result: AdviceReport, plan: Plan) -> int:
+def _try(args: argparse.Namespace, result: AdviceReport, plan: TrialPlan) -> int:
     """Try the best pieces of advice, and show each trial when it is finished; an interrupt keeps finished trials."""
     from xsp.advise import experiment, records, text
     from xsp.device import machine

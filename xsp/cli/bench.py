@@ -40,7 +40,6 @@ from xsp import terminal
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 from xsp.sections import Section, Text
-from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bench.spec import Spec
@@ -80,7 +79,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="what xsp graph takes: a model by name, a file or a run; or transfers, or collectives",
     )
-    parser.add_argument("--budget", default="60s", metavar="TIME", help="time to spend: 90s, 2m (default: 60s)")
+    parser.add_argument(
+        "--budget",
+        type=options.duration,
+        default="60s",
+        metavar="TIME",
+        help="time to spend: 90s, 2m (default: %(default)s)",
+    )
     parser.add_argument(
         "--missing-of", metavar="RUN", help="in place of SOURCE: the calls of this run, with its number of threads"
     )
@@ -124,18 +129,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     options.add_phase_options(group)
     options.add_seed_option(group)
     group = parser.add_argument_group("the timings")
-    group.add_argument(
-        "--timings",
-        type=Path,
-        metavar="DIR",
-        help="folder of timings (default: the variable XSP_TIMINGS, or in the user's cache)",
-    )
+    options.add_timings_option(group)
     group.add_argument("--list", action="store_true", help="list the existing timings by environment")
     group.add_argument("--check", action="store_true", help="repeat 20 timings, compare, keep nothing")
     group.add_argument("--compact", action="store_true", help="merge the files of this machine into one")
     group.add_argument("--export", type=Path, metavar="FILE", help="write all timings into one file")
     group.add_argument("--import", type=Path, dest="import_", metavar="FILE", help="add the timings of such a file")
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -151,10 +151,10 @@ def run(args: argparse.Namespace) -> int:
     ]
     _check_options(args)
     if args.source in TRANSFER_SOURCES and actions in (["source"], ["source", "list"], ["source", "check"]):
-        return _run_transfers(args, budget(args.budget))
+        return _run_transfers(args, args.budget)
     if len(actions) != 1:
         raise UsageError("give one SOURCE, or one of --missing-of, --list, --check, --compact, --export, --import")
-    seconds = budget(args.budget)
+    seconds = args.budget
     device = None if args.device is None else devices.of(args.device)
     timings = Timings.open(args.timings, None if device is None else current_environment(device))
     if actions[0] in ("source", "missing_of"):
@@ -164,18 +164,6 @@ def run(args: argparse.Namespace) -> int:
     }[actions[0]](args, timings, seconds)  # fmt: skip
     _show(args, document, content)
     return 0
-
-
-def budget(text: str) -> float:
-    """Return the seconds in `60s`, `2m` or `90`.
-
-    Raises:
-        UsageError: the text is not a time above 0.
-    """
-    seconds = parse_seconds(text)
-    if not seconds:
-        raise UsageError(f"--budget {text!r}: give a time above 0, 60s or 2m")
-    return seconds
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -30,25 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
 from xsp.errors import UsageError
-from xsp.texts import parse_seconds
 
 if TYPE_CHECKING:
     from xsp.bound import Bound
 
 SUMMARY = "estimate the least time of a step call by call, and explain the rest"
 
-FORMATS = ("table", "json")
-
 SEQUENCE = 128
 """Default of --sequence."""
-
-
-def seconds(text: str) -> float:
-    """Return a duration in seconds: 60, 60s, 2m, 1.5h."""
-    value = parse_seconds(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a duration above 0, such as 60s or 2m")
-    return value
 
 
 def lengths(text: str) -> int | tuple[int, int]:
@@ -72,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "torch.export (.pt2), a run or a trace (a file, or several with a trace per rank), or a saved graph",
     )
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
+        "--fill", type=options.duration, metavar="TIME", help="first time missing calls, for at most this long: 60s, 2m"
     )
     parser.add_argument("--run", type=Path, metavar="RUN", help="a run or a trace of SOURCE to compare with")
     parser.add_argument(
@@ -94,19 +83,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="forward, backward and update of a training step, in total and by layer, with gradients",
     )
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
+    options.add_timings_option(parser)
     parser.add_argument("--like", metavar="HASH", help="use timings of this environment where this machine has none")
     parser.add_argument(
         "--partial",
         action="store_true",
         help="print totals although less than 95 %% of the time is known, as lower limits",
     )
-    parser.add_argument(
-        "--threads",
-        type=options.positive_int,
-        metavar="N",
-        help="threads of the step (default: those of the run, or all cores)",
-    )
+    options.add_threads_option(parser)
     options.add_step_options(parser)
     options.add_size_option(parser)
     parser.add_argument(
@@ -123,7 +107,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measure",
-        type=seconds,
+        type=options.duration,
         metavar="TIME",
         help="with --decode A:B: also measure whole steps in turns, for at most this long",
     )
@@ -139,7 +123,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write a page: ladder, waterfall by layer, calls with the longest path",
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ from xsp.record import output
 
 if TYPE_CHECKING:
     from xsp.comparison import Comparison
-    from xsp.comparison.turns import Turns
+    from xsp.comparison.turns import ComparedTurns
 
 SUMMARY = "compare two programs by their runs, layer by layer"
 SLOWER, CANNOT_TELL = 1, 3
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--kind", metavar="KIND",
         help="kind of step, by number or part of its name (default: the one with most of the loop's time)",
     )  # fmt: skip
-    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    options.add_skip_damaged_option(parser)
     group = parser.add_argument_group("programs that run in turns")
     group.add_argument(
         "--turns",
@@ -108,7 +108,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--levels", metavar="LEVELS", help="recorded levels (default: M/L): M, M/L, M/L/G, or names")
     group.add_argument("--seed", type=int, metavar="N", help="seed of the order within each turn (default: 0)")
     group.add_argument("--overwrite", action="store_true", help="replace an existing comparison")
-    group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    options.add_quiet_option(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         return 0 if percent is None else _gate(comparison, percent, args.if_cannot_tell)
     from xsp.comparison import turns
 
-    recording = turns.Turns(_directory(args), args.turns)
+    recording = turns.ComparedTurns(_directory(args), args.turns)
     try:
         comparison = _record_in_turns(args, recording, percent)
     except KeyboardInterrupt:
@@ -171,7 +171,7 @@ def _directory(args: argparse.Namespace) -> Path:
     return next(path for number in count(2) if not (path := default.with_name(f"{default.name}-{number}")).exists())
 
 
-def _record_in_turns(args: argparse.Namespace, recording: Turns, percent: float | None) -> Comparison:
+def _record_in_turns(args: argparse.Namespace, recording: ComparedTurns, percent: float | None) -> Comparison:
     from xsp.comparison import commands, comparable, compare, revisions, turns
 
     programs = [commands.program(command) for command in args.before]
@@ -184,7 +184,7 @@ def _record_in_turns(args: argparse.Namespace, recording: Turns, percent: float 
             checkouts = [revisions.WorkTree(Path.cwd())] * 2
         has_bar = args.quiet or sys.stderr.isatty()
         show = stack.enter_context(progress.progress_bar(args.quiet)) if has_bar else _print_progress
-        sides = [turns.Side(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
+        sides = [turns.ComparedSide(*parts) for parts in zip("ab", programs, checkouts, strict=True)]
         turns.run_turns(
             sides,
             recording,
@@ -205,7 +205,7 @@ def _print_progress(label: str, completed: int, total: int) -> None:
     progress.warn(f"xsp: {label}", flush=True)
 
 
-def _kept_runs_hint(recording: Turns) -> str:
+def _kept_runs_hint(recording: ComparedTurns) -> str:
     """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
     if not recording.a or not recording.b:
         return ""

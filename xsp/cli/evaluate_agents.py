@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 
 SUMMARY = "list the agents of a Ray cluster"
 
@@ -17,7 +17,7 @@ SUMMARY = "list the agents of a Ray cluster"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--ray", required=True, metavar="ADDRESS", help="address of the cluster; auto finds it")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

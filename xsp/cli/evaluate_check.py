@@ -15,7 +15,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from xsp.cli import evaluate_run, progress
+from xsp.cli import evaluate_run, options, progress
 from xsp.errors import XspError
 
 SUMMARY = "check a manifest, and whether it can run here"
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("manifest", type=Path, metavar="MANIFEST", help="a YAML file")
     parser.add_argument("--canonical", action="store_true", help="print the canonical form, as YAML, and nothing else")
     evaluate_run.add_label_option(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    options.add_quiet_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

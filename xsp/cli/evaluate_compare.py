@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from xsp.cli import evaluate_run, progress
+from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "compare results side by side"
 
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "result", nargs="+", metavar="RESULT", help="names or paths of results, or the beginning of a manifest's hash"
     )
     evaluate_run.add_store_option(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="CSV with the columns machine (as in the table), per_hour, currency, date (YYYY-MM-DD), source",
     )
     evaluate_run.add_store_option(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

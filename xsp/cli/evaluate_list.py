@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from xsp.cli import evaluate_run, progress
+from xsp.cli import evaluate_run, options, progress
 
 SUMMARY = "list the results"
 
@@ -18,7 +18,7 @@ SUMMARY = "list the results"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     evaluate_run.add_store_option(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import argparse
 import json
 from pathlib import Path
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 
 SUMMARY = "show the effect of small differences in preprocessing"
 
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder with a subfolder of images per class (default: images from the seed)",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -45,8 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster with the agents; auto finds it")
     evaluate_run.add_label_option(parser)
     evaluate_run.add_store_option(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    options.add_format_option(parser)
+    options.add_quiet_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 from xsp.errors import UsageError, XspError
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bound", action="store_true", help="also compute the bound of a batch, see xsp bound")
     add_label_option(parser)
     add_store_option(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    options.add_format_option(parser)
+    options.add_quiet_option(parser)
 
 
 def add_label_option(parser: argparse.ArgumentParser) -> None:

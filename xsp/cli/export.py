@@ -30,8 +30,8 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from xsp.otlp.endpoint import Endpoint
-    from xsp.otlp.endpoint import Options as EndpointOptions
+    from xsp.otlp.endpoint import ExportOptions as EndpointOptions
+    from xsp.otlp.endpoint import OtlpEndpoint
     from xsp.otlp.send import Counts
     from xsp.store.trace import Trace
 
@@ -105,7 +105,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long a request is retried (default: 60, or 1 if nothing listens on this machine)",
     )
-    sending.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    options.add_quiet_option(sending)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -205,7 +205,7 @@ def _refuse(args: argparse.Namespace, names: tuple[str, ...], reason: str) -> No
 def _options(args: argparse.Namespace) -> EndpointOptions:
     from xsp.otlp import endpoint
 
-    return endpoint.Options(
+    return endpoint.ExportOptions(
         protocol=args.protocol,
         headers=tuple(args.header),
         timeout_s=args.timeout,
@@ -218,7 +218,7 @@ def _options(args: argparse.Namespace) -> EndpointOptions:
     )
 
 
-def _print_counts(counts: Counts, receiver: Endpoint, args: argparse.Namespace) -> None:
+def _print_counts(counts: Counts, receiver: OtlpEndpoint, args: argparse.Namespace) -> None:
     """Print what was sent; print failures on stderr, with the reason and what to type."""
     from xsp.otlp import send
 

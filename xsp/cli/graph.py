@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "show the operators of a model, their data flow and measures"
 
-FORMATS = ("table", "json")
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -114,7 +112,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="levels of modules in the table of modules (default 2; 0: no table)",
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

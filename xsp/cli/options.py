@@ -16,11 +16,12 @@ from xsp.collector import Kernels
 from xsp.errors import UnwritableError, UsageError
 from xsp.levels import parse_levels
 from xsp.schema import Level
+from xsp.texts import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from xsp import models
     from xsp.analyses import Analysis
-    from xsp.comparison.commands import Program
+    from xsp.comparison.commands import ComparedProgram
     from xsp.record.settings import Settings
 
 
@@ -141,7 +142,7 @@ def one_subject(sources: Sequence[str]) -> Any:
     return load(sources)
 
 
-def check_in_turns(program: Program) -> None:
+def check_in_turns(program: ComparedProgram) -> None:
     """Check the options of xsp in the command of a program that runs in turns.
 
     Raises:
@@ -286,6 +287,46 @@ def _sizes(text: str) -> dict[str, int]:
     return by_name
 
 
+def add_format_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that prints tables for people, or JSON."""
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+
+
+def add_quiet_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that shows how far it is."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def add_skip_damaged_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that loads runs."""
+    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+
+
+def add_timings_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that reads timings of calls."""
+    parser.add_argument(
+        "--timings",
+        type=Path,
+        metavar="DIR",
+        help="folder of timings (default: the variable XSP_TIMINGS, or in the user's cache)",
+    )
+
+
+def add_threads_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that explains a step by timings of its calls."""
+    parser.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="threads of the step (default: those of the run, or all cores)",
+    )
+
+
+def add_fit_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option of every command that uses a fit of `xsp predict fit`."""
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
+
+
 def add_seed_option(parser: argparse._ActionsContainer) -> None:
     """Add the seed of a command in which only weights and inputs are random."""
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and inputs (default: 0)")
@@ -316,6 +357,30 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return int(text)
+
+
+def duration(text: str) -> float:
+    """Return the seconds in `60s`, `2m`, `1.5h` or `90`.
+
+    Raises:
+        ArgumentTypeError: the text is not a time above 0.
+    """
+    seconds = parse_seconds(text)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration: give a time above 0, 60s or 2m")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Return the bytes in `25MiB`, `100MB` or `4096`.
+
+    Raises:
+        ArgumentTypeError: the text is not a size above 0.
+    """
+    nbytes = parse_bytes(text)
+    if nbytes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0: write 8GiB, 512MiB or a number of bytes")
+    return nbytes
 
 
 def find_analysis(name: str) -> Analysis | None:

@@ -34,9 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xsp.cli import options, progress
-from xsp.cli.bound import seconds
 from xsp.errors import UsageError
-from xsp.texts import parse_bytes
+from xsp.texts import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from xsp.predict.recorded import RecordedStep
@@ -48,14 +47,9 @@ SUMMARY = "predict the time of a training step on N ranks"
 PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
 """Modules of the subcommands, by name; a run with such a name is typed as ./fit."""
 
-FORMATS = ("table", "json")
-
 ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree")
 
 MOST_NUMBERS = 32
-
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6}
-"""Seconds by unit; microseconds with the micro sign and with the Greek letter, which look the same."""
 
 
 def ranks(text: str) -> tuple[int, ...]:
@@ -69,14 +63,6 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def size(text: str) -> int:
-    """Return bytes: 25MiB, 100MB, 4096."""
-    nbytes = parse_bytes(text)
-    if nbytes is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0, such as 25MiB")
-    return nbytes
-
-
 class Bytes(int):
     """Bytes of a batch, whose time of reading comes from timings of the storage."""
 
@@ -84,17 +70,15 @@ class Bytes(int):
 def loader(text: str) -> tuple[float | Bytes, float, int]:
     """Return seconds (or bytes) of reading a batch, seconds of decoding it, and workers: 5ms,40ms,8 or 12MB,40ms,8."""
     parts = [part.strip() for part in text.split(",")]
-    read_bytes = Bytes(size(parts[0])) if re.fullmatch(r"\d+(?:\.\d+)?\s*[kmg]?i?b", parts[0].lower()) else None
-    matches = [
-        re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})", part)
-        for part in ("0s" if read_bytes is not None else parts[0], *parts[1:2])
-    ]
-    if len(parts) != 3 or None in matches or not re.fullmatch(r"\d{1,4}", parts[2]):
+    nbytes = parse_bytes(parts[0]) if parts[0][-1:] in ("b", "B") else None
+    times = (parts[1:2] if nbytes is not None else parts[:2]) if len(parts) == 3 else [""]
+    seconds = [parse_seconds(part) if part[-1:].isalpha() else None for part in times]
+    if None in seconds or not re.fullmatch(r"\d{1,4}", parts[2]):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a loader: READ,DECODE,WORKERS of a batch, such as 5ms,40ms,8 or 12MB,40ms,8"
         )
-    read_s, decode_s = (float(match[1]) * _TIMES[match[2]] for match in matches if match is not None)
-    return read_s if read_bytes is None else read_bytes, decode_s, int(parts[2])
+    *read_s, decode_s = (time for time in seconds if time is not None)
+    return read_s[0] if nbytes is None else Bytes(nbytes), decode_s, int(parts[2])
 
 
 def straggler(text: str) -> tuple[float, str]:
@@ -113,9 +97,9 @@ def factor(text: str) -> float:
 
 
 CHANGES: Mapping[str, Callable[[str], Any]] = {
-    "link": str, "algorithm": str, "bucket": size, "batch": options.positive_int, "accumulate": options.positive_int,
-    "straggler": straggler, "loader": loader, "on-link": options.positive_int, "on-disk": options.positive_int,
-    "compute": factor, "compress": factor,
+    "link": str, "algorithm": str, "bucket": options.size, "batch": options.positive_int,
+    "accumulate": options.positive_int, "straggler": straggler, "loader": loader, "on-link": options.positive_int,
+    "on-disk": options.positive_int, "compute": factor, "compress": factor,
 }  # fmt: skip
 """Options with a value that --what-if may change; `sharded` has none."""
 
@@ -156,14 +140,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured: this machine, by `xsp bench "
         "collectives`; required for more than one rank",
     )
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: that of xsp bench)")
+    options.add_timings_option(parser)
     parser.add_argument(
         "--device",
         metavar="NAME",
         help="of a model: where its calls are timed, as in xsp advise (default: cpu)",
     )
     parser.add_argument(
-        "--fill", type=seconds, metavar="TIME", help="of a model: first time missing calls, for at most this long: 60s"
+        "--fill",
+        type=options.duration,
+        metavar="TIME",
+        help="of a model: first time missing calls, for at most this long: 60s",
     )
     parser.add_argument(
         "--algorithm",
@@ -172,7 +159,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="algorithm of the all-reduce (default: auto, the faster of ring and double-tree for each bucket)",
     )
     parser.add_argument(
-        "--bucket", type=size, metavar="SIZE", help="size of gradient buckets (default: 25MiB, the first 1MiB)"
+        "--bucket", type=options.size, metavar="SIZE", help="size of gradient buckets (default: 25MiB, the first 1MiB)"
     )
     parser.add_argument(
         "--batch", type=options.positive_int, metavar="N", help="samples per batch and rank (default: as recorded)"
@@ -198,7 +185,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-link", type=options.positive_int, default=1, metavar="N", help="ranks that share a link")
     parser.add_argument("--on-disk", type=options.positive_int, default=1, metavar="N", help="ranks that share a disk")
     parser.add_argument(
-        "--gradients", type=size, metavar="SIZE", help="bytes of all gradients, for a trace that does not have them"
+        "--gradients",
+        type=options.size,
+        metavar="SIZE",
+        help="bytes of all gradients, for a trace that does not have them",
     )
     parser.add_argument(
         "--compute",
@@ -231,7 +221,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chakra", type=Path, metavar="DIR", help="write the step on the most ranks as Chakra's traces, rank.N.et"
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

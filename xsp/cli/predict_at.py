@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 
 if TYPE_CHECKING:
     from xsp.predict.configurations import Factor
@@ -41,8 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "values", nargs="+", type=factor_values, metavar="FACTOR=VALUE", help="a factor with one value or several"
     )
-    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_fit_option(parser)
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of search and resampling (default: 0)")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="where the fit is kept (default: xsp-fit.json)")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

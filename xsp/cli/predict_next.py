@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 from xsp.cli import options, progress
 from xsp.cli.predict_at import combinations, factor_values
+from xsp.texts import parse_seconds
 
 SUMMARY = "propose configurations to record next"
 
 
 def seconds(text: str) -> float:
     """Return a number of seconds, at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e9:
+    value = parse_seconds(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
 
@@ -38,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "values", nargs="*", type=factor_values, metavar="FACTOR=VALUE", help="the configuration to predict"
     )
-    parser.add_argument("--fit", type=Path, metavar="FILE", help="the fit (default: xsp-fit.json)")
+    options.add_fit_option(parser)
     parser.add_argument(
         "--count", type=options.positive_int, default=5, metavar="N", help="number of proposals (default: 5)"
     )
@@ -48,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start", type=seconds, default=5.0, metavar="SECONDS", help="start-up time of each recording (default: 5)"
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--counters needs a single batch size: omit the others")
     settings = options.model_settings(args, sizes[0])
     run_settings = options.recording_settings(args, models.short_name(args.model))
-    recording = models.Recording(run_settings, args.repeats, args.counting)
+    recording = models.ModelRecording(run_settings, args.repeats, args.counting)
     with progress.progress_bar(args.quiet) as show:
         if len(sizes) == 1:
             out = models.measure(args.model, settings, recording, show)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 from xsp.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind", metavar="KIND", help="kind of step that is shown first: its number, or a part of its name"
     )
-    parser.add_argument("--skip-damaged", action="store_true", help="leave damaged segments out")
+    options.add_skip_damaged_option(parser)
     parser.add_argument(
         "--serve", action="store_true", help="serve the pages on loopback until Ctrl-C instead of writing them"
     )

@@ -35,8 +35,8 @@ from xsp.record.budget import USE_DEFAULT
 from xsp.record.terminal import say
 
 if TYPE_CHECKING:
-    from xsp.launch.program import OtherInterpreter, Program
-    from xsp.launch.ranks import Job
+    from xsp.launch.program import LaunchedProgram, OtherInterpreter
+    from xsp.launch.ranks import LauncherCommand
 
 SUMMARY = "profile a program without changing it"
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.budget not in (None, "off") and (args.once_each or args.counters or args.resolve):
         raise UsageError("--budget applies to a single run: omit --counters, --resolve and --once-each")
     target = _target(args)
-    job = target if isinstance(target, ranks.Job) else None
+    job = target if isinstance(target, ranks.LauncherCommand) else None
     if job is not None:
         if args.budget is not None:
             raise UsageError(
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(target, OtherInterpreter):
         xsp_options = args.typed[1 : len(args.typed) - len(args.words)]
         target.replace_process(xsp_options[:-1] if xsp_options[-1:] == ["--"] else xsp_options)
-    program = target.program if isinstance(target, ranks.Job) else target
+    program = target.program if isinstance(target, ranks.LauncherCommand) else target
     args.only = Level[args.only.upper()] if args.only else None
     args.budget = _budget(args)
     ending = progress.Ending()
@@ -153,7 +153,7 @@ def _budget(args: argparse.Namespace) -> str | None:
     return None if explicit else USE_DEFAULT
 
 
-def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
+def _target(args: argparse.Namespace) -> LaunchedProgram | OtherInterpreter | LauncherCommand:
     """Return what to run: a launcher's job, a program, or a program that needs another interpreter."""
     from xsp.launch import program, ranks
 
@@ -163,7 +163,7 @@ def _target(args: argparse.Namespace) -> Program | OtherInterpreter | Job:
     if not args.module and (job := ranks.parse_job(words)) is not None:
         return job
     target = program.parse_program(words, args.module)
-    plain_program = target if isinstance(target, program.Program) else target.program
+    plain_program = target if isinstance(target, program.LaunchedProgram) else target.program
     if plain_program.is_module and (job := ranks.parse_job(plain_program.words)) is not None:
         return job if plain_program is target else target
     return target

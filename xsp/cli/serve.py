@@ -21,11 +21,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from xsp.cli import progress
+from xsp.cli import options, progress
 from xsp.errors import UsageError
-from xsp.texts import parse_bytes
 
 SUMMARY = "receive spans over OpenTelemetry into run directories"
+
+MOST_BYTES = 1 << 30
+"""Highest limit of a request; a larger `--max-body` means this one."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--grpc", default="127.0.0.1:4317", metavar="HOST:PORT", help="OTLP over gRPC, or off (default: %(default)s)"
     )
     parser.add_argument(
-        "--max-body", default="64MiB", metavar="SIZE", help="limit of a request, decompressed (default: %(default)s)"
+        "--max-body",
+        type=options.size,
+        default="64MiB",
+        metavar="SIZE",
+        help="limit of a request, decompressed (default: %(default)s)",
     )
     parser.add_argument(
         "--connections",
@@ -67,8 +73,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Receive until a signal, then put everything in order."""
     from xsp.connections import ConnectionLimits
-    from xsp.receiver.limits import Limits
-    from xsp.receiver.server import Server, address
+    from xsp.receiver.limits import RequestLimits
+    from xsp.receiver.server import Receiver, address
 
     if args.connections < 1 or not 0 < args.timeout < float("inf"):
         raise UsageError("--connections and --timeout must be above 0")
@@ -76,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     clients = ConnectionLimits(
         args.connections, header_s=min(args.timeout, defaults.header_s), body_s=args.timeout, answer_s=args.timeout
     )
-    limits = Limits(_size(args.max_body), clients)
+    limits = RequestLimits(min(args.max_body, MOST_BYTES), clients)
     http, grpc = address(args.http), address(args.grpc)
     if http is None and grpc is None:
         raise UsageError("--http off and --grpc off: nothing would be received; leave one of them on")
     with _signals() as wakeup:  # a second signal ends it at once; received data still loads
-        server = Server(args.out, http, grpc, limits, lambda line: progress.echo(line, flush=True))
+        server = Receiver(args.out, http, grpc, limits, lambda line: progress.echo(line, flush=True))
         server.start()
         wakeup.recv(1)
     if not server.close():  # a thread still puts spans in order; the next receiver continues
@@ -110,15 +116,3 @@ def _signals() -> Iterator[socket.socket]:
             for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_fd)
-
-
-def _size(text: str) -> int:
-    """Return the bytes in `64MiB`, at most 1 GiB.
-
-    Raises:
-        UsageError: the text is not a size.
-    """
-    nbytes = parse_bytes(text)
-    if nbytes is None:
-        raise UsageError(f"--max-body {text!r}: write 64MiB, 512KiB or a number of bytes")
-    return min(nbytes, 1 << 30)

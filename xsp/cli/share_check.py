@@ -23,14 +23,14 @@ import json
 from typing import Any
 
 from xsp import texts
-from xsp.cli import progress, share
+from xsp.cli import options, progress, share
 
 SUMMARY = "compare weights on devices with the store's; exit code 1 if any differ"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
     share.add_dir_option(parser)
 
 

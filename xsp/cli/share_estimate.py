@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 
 from xsp import terminal
-from xsp.cli import progress
+from xsp.cli import options, progress
 
 SUMMARY = "estimate whether sharing would pay"
 
@@ -26,9 +25,9 @@ SUMMARY = "estimate whether sharing would pay"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("source", metavar="FILE", help="a safetensors file, an index of shards, or a folder with one")
-    parser.add_argument("--timings", type=Path, metavar="DIR", help="folder of timings (default: in the user's cache)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_timings_option(parser)
+    options.add_quiet_option(parser)
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,8 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="maximal number of turns, 3 or more (default: 12)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order within turns (default: 0)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_quiet_option(parser)
+    options.add_format_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 
 from xsp import processes, texts
-from xsp.cli import progress, share
+from xsp.cli import options, progress, share
 from xsp.errors import UsageError
 
 SUMMARY = "run the store, until Ctrl-C"
@@ -27,7 +27,10 @@ SUMMARY = "run the store, until Ctrl-C"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
-        "--capacity", metavar="SIZE", help="memory for all weights, such as 8GiB (default: half of the free memory)"
+        "--capacity",
+        type=options.size,
+        metavar="SIZE",
+        help="memory for all weights, such as 8GiB (default: half of the free memory)",
     )
     parser.add_argument(
         "--evict",
@@ -46,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device-capacity",
+        type=options.size,
         metavar="SIZE",
         help="memory for all weights on each device (default: half of the free memory there)",
     )
@@ -56,13 +60,12 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
     from xsp.share import devicestore, shelf, store, wire
 
-    capacity = (processes.free_memory_bytes() or 1 << 30) // 2 if args.capacity is None else size(args.capacity)
-    device_capacity = None if args.device_capacity is None else size(args.device_capacity, "--device-capacity")
-    if device_capacity is not None and not args.device:
+    capacity = args.capacity or (processes.free_memory_bytes() or 1 << 30) // 2
+    if args.device_capacity is not None and not args.device:
         raise UsageError("--device-capacity: also give the device, --device 0")
     eviction = shelf.Eviction(args.evict)
-    host_store = store.Store(wire.directory(args.dir), capacity, eviction)
-    device_stores = devicestore.start_device_stores(host_store, args.device, device_capacity, eviction)
+    host_store = store.WeightStore(wire.directory(args.dir), capacity, eviction)
+    device_stores = devicestore.start_device_stores(host_store, args.device, args.device_capacity, eviction)
     devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
     message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
     host_store.serve_until_signal(lambda: progress.echo(message, flush=True))
@@ -72,15 +75,3 @@ def run(args: argparse.Namespace) -> int:
             "killing it would make their memory invalid"
         )
     return 0
-
-
-def size(text: str, option: str = "--capacity") -> int:
-    """Return the bytes in `8GiB`.
-
-    Raises:
-        UsageError: the text is not a size.
-    """
-    nbytes = texts.parse_bytes(text)
-    if nbytes is None:
-        raise UsageError(f"{option} {text!r}: write 8GiB, 512MiB or a number of bytes")
-    return nbytes

@@ -14,14 +14,14 @@ import argparse
 import json
 
 from xsp import texts
-from xsp.cli import progress, share
+from xsp.cli import options, progress, share
 
 SUMMARY = "show what the store holds, and who is attached; reads no weights"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="table (default) or json")
+    options.add_format_option(parser)
     share.add_dir_option(parser)
 
 

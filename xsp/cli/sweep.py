@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--latency-target {args.latency_target:g}: give milliseconds above 0")
     settings = options.model_settings(args, sizes[0])
     run_settings = options.recording_settings(args, f"{models.short_name(args.model)}-sweep")
-    recording = models.Recording(run_settings, args.repeats)
+    recording = models.ModelRecording(run_settings, args.repeats)
     with progress.progress_bar(False) as show:
         out = models.sweep(args.model, settings, sizes, recording, show)
     Console().print(text.sweep([load.load(run) for run in load.parts(out)], args.latency_target))

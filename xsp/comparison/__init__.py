@@ -8,8 +8,8 @@
 >>> [row.name for row in result.rows if row.verdict == "slower"]         # doctest: +SKIP
 """
 
-from xsp.comparison.comparable import Difference
+from xsp.comparison.comparable import SettingDifference
 from xsp.comparison.evidence import Repeats
-from xsp.comparison.rows import Comparison, Row, compare
+from xsp.comparison.rows import ComparedRow, Comparison, compare
 
-__all__ = ["Comparison", "Difference", "Repeats", "Row", "compare"]
+__all__ = ["ComparedRow", "Comparison", "Repeats", "SettingDifference", "compare"]

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xsp.comparison import series
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError
 
 MAX_TOKEN_PAIRS = 2_000_000
 """Maximum number of pairs of equal tokens; above it, the k-th token is paired with the k-th equal one."""
 
 
-class Pair(NamedTuple):
+class MatchedPair(NamedTuple):
     """A row of one run and its counterpart in the other; None if there is none."""
 
-    a: Series | None
-    b: Series | None
+    a: RowTimes | None
+    b: RowTimes | None
     evidence: str | None
     """The evidence: key, name or type."""
 
 
-def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
+def align(a: Sequence[RowTimes], b: Sequence[RowTimes]) -> list[MatchedPair]:
     """Pair the rows of two runs; a row without a counterpart is paired with None.
 
     The same key is the same place in the structure of a step. The remaining rows are aligned by the longest common
@@ -42,16 +42,19 @@ def align(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
     return _ordered_pairs(a, b, matches)
 
 
-def by_name(a: Sequence[Series], b: Sequence[Series]) -> list[Pair]:
+def by_name(a: Sequence[RowTimes], b: Sequence[RowTimes]) -> list[MatchedPair]:
     """Pair rows with unique names, such as kernels and operators, by name."""
     unmatched = {row.name: row for row in b}
     pairs = [
-        Pair(row, unmatched.pop(row.name), "name") if row.name in unmatched else Pair(row, None, None) for row in a
+        MatchedPair(row, unmatched.pop(row.name), "name") if row.name in unmatched else MatchedPair(row, None, None)
+        for row in a
     ]
-    return [*pairs, *(Pair(None, row, None) for row in unmatched.values())]
+    return [*pairs, *(MatchedPair(None, row, None) for row in unmatched.values())]
 
 
-def _by_token(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]], attribute: str) -> None:
+def _by_token(
+    a: Sequence[RowTimes], b: Sequence[RowTimes], matches: dict[int, tuple[int, str]], attribute: str
+) -> None:
     """Align the remaining rows by name, or by type among rows that follow the same aligned neighbour."""
     matched = {index for index, _ in matches.values()}
     neighbours_a = _neighbours(len(a), matches)
@@ -127,18 +130,20 @@ def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
     return unique_tokens
 
 
-def _ordered_pairs(a: Sequence[Series], b: Sequence[Series], matches: dict[int, tuple[int, str]]) -> list[Pair]:
+def _ordered_pairs(
+    a: Sequence[RowTimes], b: Sequence[RowTimes], matches: dict[int, tuple[int, str]]
+) -> list[MatchedPair]:
     """Return the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour."""
-    entries: list[tuple[float, int, Pair]] = []
+    entries: list[tuple[float, int, MatchedPair]] = []
     index_b = -1
     for index, row in enumerate(a):
         if index in matches:
             index_b, by = matches[index]
-            entries.append((index_b, -1, Pair(row, b[index_b], by)))
+            entries.append((index_b, -1, MatchedPair(row, b[index_b], by)))
         else:
-            entries.append((index_b + 0.5, index, Pair(row, None, None)))
+            entries.append((index_b + 0.5, index, MatchedPair(row, None, None)))
     matched = {index for index, _ in matches.values()}
-    entries += [(index, -1, Pair(None, row, None)) for index, row in enumerate(b) if index not in matched]
+    entries += [(index, -1, MatchedPair(None, row, None)) for index, row in enumerate(b) if index not in matched]
     return [pair for _, _, pair in sorted(entries, key=lambda entry: entry[:2])]
 
 
@@ -146,26 +151,26 @@ def _ordered_pairs(a: Sequence[Series], b: Sequence[Series], matches: dict[int, 
 # The runs of one side merged into one: each row has one figure per run, to show how much runs differ.
 
 
-Align = Callable[[Sequence[Series], Sequence[Series]], list[Pair]]
+Align = Callable[[Sequence[RowTimes], Sequence[RowTimes]], list[MatchedPair]]
 
 
 @dataclass
 class _SideRow:
     """A row over the runs of a side."""
 
-    series: Series
+    series: RowTimes
     """The row of the first run that has it."""
     figures: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     steps: int = 0
 
-    def add(self, row: Series) -> None:
+    def add(self, row: RowTimes) -> None:
         self.figures.append(series.figure(row))
         self.calls += [row.calls] if row.calls is not None else []
         self.steps += row.repeats
 
 
-def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool) -> list[Series]:
+def merge_runs(runs: Sequence[list[RowTimes]], align: Align, absent_is_zero: bool) -> list[RowTimes]:
     """Return the aligned rows of the runs of a side, with one figure per run.
 
     Args:
@@ -187,7 +192,7 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
             )
         count += 1
     return [
-        Series(
+        RowTimes(
             row.series.key,
             row.series.name,
             row.series.type,
@@ -199,7 +204,7 @@ def merge_runs(runs: Sequence[list[Series]], align: Align, absent_is_zero: bool)
     ]
 
 
-def _merge_run(rows: list[_SideRow], run: list[Series], align: Align) -> list[_SideRow]:
+def _merge_run(rows: list[_SideRow], run: list[RowTimes], align: Align) -> list[_SideRow]:
     """Return the rows with the figures of a further run, in its order."""
     rows_by_id = {id(row.series): row for row in rows}
     merged = []

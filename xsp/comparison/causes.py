@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from xsp.analyses.phases import BETWEEN, PHASE_OF_KIND, REST
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
-from xsp.comparison.rows import Comparison, Row
+from xsp.comparison.rows import ComparedRow, Comparison
 from xsp.schema import WINDOW
 from xsp.texts import ms_text
 
@@ -39,7 +39,7 @@ IDLE = {
 }
 
 
-class Part(NamedTuple):
+class ComparedPart(NamedTuple):
     """A part of the whole, with its time on both sides in milliseconds; 0 on a side that lacks it."""
 
     name: str
@@ -61,12 +61,12 @@ class Part(NamedTuple):
         return f"{self.name} {more_or_less(self.change_ms)} {times}"
 
 
-def parts(rows: Sequence[Row], names: dict[str, str] | None = None) -> list[Part]:
+def parts(rows: Sequence[ComparedRow], names: dict[str, str] | None = None) -> list[ComparedPart]:
     """Return the rows of a section as parts."""
-    return [Part((names or {}).get(row.name, row.name), row.a_ms or 0.0, row.b_ms or 0.0) for row in rows]
+    return [ComparedPart((names or {}).get(row.name, row.name), row.a_ms or 0.0, row.b_ms or 0.0) for row in rows]
 
 
-def main_parts(candidates: Sequence[Part], change_ms: float) -> list[Part]:
+def main_parts(candidates: Sequence[ComparedPart], change_ms: float) -> list[ComparedPart]:
     """Return the parts with a large share of a change, then parts that changed as much the other way; largest first."""
     large = [part for part in candidates if abs(part.change_ms) >= MIN_PART_SHARE * abs(change_ms)]
     large.sort(key=lambda part: -abs(part.change_ms))
@@ -75,7 +75,7 @@ def main_parts(candidates: Sequence[Part], change_ms: float) -> list[Part]:
     return [*same_direction[:MAX_PARTS], *opposite[: MAX_PARTS - 1]] if same_direction else []
 
 
-def sentence(changes: Sequence[Part], change_ms: float) -> str:
+def sentence(changes: Sequence[ComparedPart], change_ms: float) -> str:
     """Return the parts in words: parts that changed in the same direction, and after a "but" the opposite ones."""
     same_direction = ", ".join(str(part) for part in changes if part.change_ms * change_ms > 0)
     opposite = ", ".join(str(part) for part in changes if part.change_ms * change_ms <= 0)
@@ -90,7 +90,7 @@ def more_or_less(change_ms: float) -> str:
 CHANGED = (SLOWER, FASTER, SLOWER_HERE, FASTER_HERE)
 
 
-def iteration_or_step(comparison: Comparison) -> Part:
+def iteration_or_step(comparison: Comparison) -> ComparedPart:
     """Return the whole that the phases are parts of: an iteration of the loop if both sides have it, else the step."""
     return parts([next(iter(comparison.section("loop")), comparison.step)])[0]._replace(name="step")
 
@@ -101,12 +101,12 @@ def figure_unit(comparison: Comparison) -> str:
     return "in all that was recorded" if has_no_step else "a step"
 
 
-def phases(comparison: Comparison) -> list[Part]:
+def phases(comparison: Comparison) -> list[ComparedPart]:
     """Return the phases that account for the change of the whole."""
     return main_parts(parts(comparison.section("phase"), PHASES), iteration_or_step(comparison).change_ms)
 
 
-def certain_phases(comparison: Comparison) -> list[Part]:
+def certain_phases(comparison: Comparison) -> list[ComparedPart]:
     """Return the phases that certainly changed, by a share of the whole or more, largest first.
 
     With several runs per side, the phases are tested themselves; with one, the calls that they consist of.
@@ -177,15 +177,15 @@ def layers(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _layer(row: Row) -> Part:
-    return Part(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
+def _layer(row: ComparedRow) -> ComparedPart:
+    return ComparedPart(f"{row.name} ({row.type})" if row.type else row.name, row.a_ms or 0.0, row.b_ms or 0.0)
 
 
-def _total(name: str, summands: Sequence[Part]) -> Part:
-    return Part(name, sum(part.a_ms for part in summands), sum(part.b_ms for part in summands))
+def _total(name: str, summands: Sequence[ComparedPart]) -> ComparedPart:
+    return ComparedPart(name, sum(part.a_ms for part in summands), sum(part.b_ms for part in summands))
 
 
-def _change_text(part: Part, unit: str) -> str:
+def _change_text(part: ComparedPart, unit: str) -> str:
     return f"{more_or_less(part.change_ms)} {unit} ({both_ms(part.a_ms, part.b_ms)})"
 
 

@@ -21,7 +21,7 @@ _START_CODE = (
 
 
 @dataclass(frozen=True)
-class Program:
+class ComparedProgram:
     """One side of a comparison: the program and how to start it under xsp."""
 
     text: str
@@ -47,7 +47,7 @@ class Program:
         return [*self.python, "-c", _START_CODE, self.verb, *options, *self.args]
 
 
-def program(text: str) -> Program:
+def program(text: str) -> ComparedProgram:
     """Parse a command such as `python train.py --epochs 1`, or a model such as `torchvision:resnet18 --batch 8`.
 
     Settings NAME=VALUE before the command are added to its environment. An interpreter that is given with its path runs
@@ -70,7 +70,7 @@ def program(text: str) -> Program:
     python, verb, args = _split(words, text)
     if not args or (args[0] == "-m" and len(args) < 2):
         raise UsageError(f"{text!r}: names no script; write 'python train.py'")
-    return Program(text, python, verb, tuple(args), tuple(settings))
+    return ComparedProgram(text, python, verb, tuple(args), tuple(settings))
 
 
 def _split(words: list[str], text: str) -> tuple[tuple[str, ...], str, list[str]]:

@@ -14,7 +14,7 @@ from xsp.store.iterations import iterations
 from xsp.store.trace import Trace
 
 
-class Difference(NamedTuple):
+class SettingDifference(NamedTuple):
     """Something that the two runs do not have in common."""
 
     subject: str
@@ -22,7 +22,7 @@ class Difference(NamedTuple):
     b: str
 
 
-def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
+def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[SettingDifference]:
     """Return the differences between the runs of two sides: work, depth of profiling, machine, versions.
 
     Raises:
@@ -35,7 +35,7 @@ def differences(a: Sequence[Trace], b: Sequence[Trace]) -> list[Difference]:
     subjects = [*facts_a, *(subject for subject in facts_b if subject not in facts_a)]
     unknown = [_text(None)]
     changes = [
-        Difference(subject, " | ".join(facts_a.get(subject, unknown)), " | ".join(facts_b.get(subject, unknown)))
+        SettingDifference(subject, " | ".join(facts_a.get(subject, unknown)), " | ".join(facts_b.get(subject, unknown)))
         for subject in subjects
         if set(facts_a.get(subject, unknown)) != set(facts_b.get(subject, unknown))
     ]
@@ -49,7 +49,7 @@ MIN_FAULT_RATIO = 2.0
 """Minimum ratio of page faults between every run of one side and every run of the other to count as a difference."""
 
 
-def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]:
+def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[SettingDifference]:
     """Yield the page faults of a step if one side has far more in each run: newly mapped memory takes time."""
     sides = [[faults for faults in map(_step_faults, side) if faults is not None] for side in (a, b)]
     if not all(sides):
@@ -57,7 +57,7 @@ def _page_faults(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[Difference]
     low, high = sorted(sides, key=max)
     if min(high) >= max(MIN_FAULTS, MIN_FAULT_RATIO * max(low)):
         text_a, text_b = (" | ".join(dict.fromkeys(f"{faults:,.0f}" for faults in side)) for side in sides)
-        yield Difference("page faults", f"{text_a} in a step", text_b)
+        yield SettingDifference("page faults", f"{text_a} in a step", text_b)
 
 
 def _step_faults(trace: Trace) -> float | None:

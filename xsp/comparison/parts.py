@@ -15,7 +15,7 @@ from xsp.analyses.launches import launch_costs
 from xsp.analyses.memory import memory_steps
 from xsp.analyses.phases import ITERATION
 from xsp.analyses.phases import phases as phases_analysis
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError
 from xsp.schema import Level
 from xsp.store.trace import Trace
@@ -24,29 +24,29 @@ from xsp.store.views import LAYERS
 NS_PER_MS = 1e6
 
 
-def phases(trace: Trace) -> list[Series]:
+def phases(trace: Trace) -> list[RowTimes]:
     """Return the phases of an iteration: forward, backward, optimizer, data, the rest; empty if they are unknown."""
     try:
         rows = phases_analysis(trace).project("phase, ms, calls").fetchall()
     except AnalysisError:
         return []
     return [
-        Series(phase, phase, None, [ms * NS_PER_MS], calls) for phase, ms, calls in rows
+        RowTimes(phase, phase, None, [ms * NS_PER_MS], calls) for phase, ms, calls in rows
         if phase != ITERATION and ms is not None
     ]  # fmt: skip
 
 
-def idle(trace: Trace) -> list[Series]:
+def idle(trace: Trace) -> list[RowTimes]:
     """Return the idle time of a device in a step, by cause; the mean over several devices. Empty without a device."""
     return _device_series(trace, idle_causes, "cause, sum(idle_ms), sum(gaps)", "cause")
 
 
-def launches(trace: Trace) -> list[Series]:
+def launches(trace: Trace) -> list[RowTimes]:
     """Return the host time of launches in a step, with their number; the mean over several devices."""
     return _device_series(trace, launch_costs, "'launches', sum(launch_ms), sum(launches)", "")
 
 
-def _device_series(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[Series]:
+def _device_series(trace: Trace, analysis: Analysis, sums: str, group: str) -> list[RowTimes]:
     if not trace.has(Level.KERNEL) or len(trace.run.kinds) > 1:  # these analyses cover steps of all kinds
         return []
     rows = analysis(trace).aggregate(sums, group).order("1").fetchall()
@@ -57,7 +57,7 @@ def _device_series(trace: Trace, analysis: Analysis, sums: str, group: str) -> l
     if not windows:
         return []
     return [
-        Series(name, name, None, [time * NS_PER_MS / windows], count / windows) for name, time, count in rows
+        RowTimes(name, name, None, [time * NS_PER_MS / windows], count / windows) for name, time, count in rows
         if time is not None and count
     ]  # fmt: skip
 

@@ -10,11 +10,11 @@ import duckdb
 
 from xsp import table
 from xsp.comparison import evidence, parts, series
-from xsp.comparison.align import Align, Pair, align, by_name, merge_runs
-from xsp.comparison.comparable import Difference, differences, have_same_work
+from xsp.comparison.align import Align, MatchedPair, align, by_name, merge_runs
+from xsp.comparison.comparable import SettingDifference, differences, have_same_work
 from xsp.comparison.evidence import FASTER, FASTER_HERE, NEGLIGIBLE, SLOWER, Evidence, Repeats
 from xsp.comparison.parts import memory
-from xsp.comparison.series import Series
+from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError, UsageError
 from xsp.schema import Column
 from xsp.store.trace import Trace
@@ -23,12 +23,12 @@ from xsp.texts import percent_of
 OTHER_WORK = "cannot tell (the steps do different work)"
 ONLY_A, ONLY_B = "only in A", "only in B"
 
-_PARTS: tuple[tuple[str, Callable[[Trace], list[Series]]], ...] = (
+_PARTS: tuple[tuple[str, Callable[[Trace], list[RowTimes]]], ...] = (
     ("phase", parts.phases),
     ("idle", parts.idle),
     ("launch", parts.launches),
 )
-_SECTIONS: tuple[tuple[str, Callable[[Trace], list[Series]], Align], ...] = (
+_SECTIONS: tuple[tuple[str, Callable[[Trace], list[RowTimes]], Align], ...] = (
     ("kernel class", series.kernel_classes, by_name),
     ("operator on device", series.operators_on_device, by_name),
     ("call", series.phases, align),
@@ -43,7 +43,7 @@ _ALIGNED = ("layer", "layer on device", "kernel", "operator")
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """One row of a comparison; times in milliseconds per step, A first. Values that were not measured are None."""
 
     section: str
@@ -89,18 +89,18 @@ class Comparison:
     b_runs: int
     repeats: Repeats
     """The kind of repeats, which determines what the verdicts refer to."""
-    differences: list[Difference]
+    differences: list[SettingDifference]
     """Differences between the runs other than their times."""
-    rows: list[Row] = field(repr=False)
+    rows: list[ComparedRow] = field(repr=False)
     """Rows of the sections step, loop, phase, idle, launch, kernel class, operator on device, call, layer, layer on
     device, kernel, operator and memory, in this order."""
 
     @property
-    def step(self) -> Row:
+    def step(self) -> ComparedRow:
         """The row of the whole step."""
         return self.rows[0]
 
-    def section(self, name: str) -> list[Row]:
+    def section(self, name: str) -> list[ComparedRow]:
         """Return the rows of a section."""
         return [row for row in self.rows if row.section == name]
 
@@ -131,7 +131,7 @@ class Comparison:
     def in_engine(self, section: str | None = None) -> tuple[duckdb.DuckDBPyConnection, duckdb.DuckDBPyRelation]:
         """Return the rows of one section or of all as a relation, with the engine that holds it."""
         con = table.connect()
-        columns = [Column(column.name, _TYPES.get(column.name, "DOUBLE"), "") for column in fields(Row)]
+        columns = [Column(column.name, _TYPES.get(column.name, "DOUBLE"), "") for column in fields(ComparedRow)]
         table.create(con, "comparison", columns)
         rows = self.rows if section is None else self.section(section)
         table.insert(con, "comparison", [tuple(vars(row).values()) for row in rows], columns)
@@ -186,7 +186,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
             f"{runs_a[0].name!r} and {runs_b[0].name!r} have no layer, kernel or operator in common: nothing to compare"
         )
     rows += [
-        Row("memory", name, kind, "name" if None not in (old, new) else None, a_mib=old, b_mib=new,
+        ComparedRow("memory", name, kind, "name" if None not in (old, new) else None, a_mib=old, b_mib=new,
             change_mib=new - old if old is not None and new is not None else None, verdict=_size_verdict(old, new))
         for name, kind, old, new in memory(runs_a, runs_b)
     ]  # fmt: skip
@@ -198,8 +198,13 @@ def _names(runs: Sequence[Trace]) -> str:
 
 
 def _section(
-    section: str, a: list[list[Series]], b: list[list[Series]], pairing: Align, repeats: Repeats, is_comparable: bool
-) -> list[Row]:
+    section: str,
+    a: list[list[RowTimes]],
+    b: list[list[RowTimes]],
+    pairing: Align,
+    repeats: Repeats,
+    is_comparable: bool,
+) -> list[ComparedRow]:
     """Return the rows of a section.
 
     Args:
@@ -216,7 +221,7 @@ def _section(
     return _rows(section, pairing(rows_a, rows_b), repeats, is_comparable)
 
 
-def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, is_comparable: bool) -> list[Row]:
+def _rows(section: str, pairs: Sequence[MatchedPair], repeats: Repeats, is_comparable: bool) -> list[ComparedRow]:
     """Return the rows of a section; their p-values are adjusted for each other."""
     results = [repeats.evidence(pair.a.values, pair.b.values) if pair.a and pair.b else None for pair in pairs]
     p_values = repeats.adjusted([result.p if result is not None else None for result in results])
@@ -230,15 +235,15 @@ def _rows(section: str, pairs: Sequence[Pair], repeats: Repeats, is_comparable: 
 
 def _common_row(
     section: str,
-    a: Series,
-    b: Series,
+    a: RowTimes,
+    b: RowTimes,
     alignment: str | None,
     result: Evidence,
     p: float | None,
     repeats: Repeats,
     is_comparable: bool,
-) -> Row:
-    return Row(
+) -> ComparedRow:
+    return ComparedRow(
         section=section,
         name=_change_text(a.name, b.name) or "",
         type=_change_text(a.type, b.type),
@@ -274,31 +279,31 @@ def _verdict(section: str, result: Evidence, p: float | None, count: int, repeat
     return repeats.verdict(result, p, count)
 
 
-def _unmatched_row(section: str, pair: Pair, repeats: Repeats) -> Row:
+def _unmatched_row(section: str, pair: MatchedPair, repeats: Repeats) -> ComparedRow:
     """Return the row of a pair that only one side has."""
     row = pair.a or pair.b
     assert row is not None
     time_ms = repeats.figure(row.values) / 1e6
     if pair.a is not None:
-        return Row(
+        return ComparedRow(
             section, row.name, row.type, None, a_ms=time_ms, a_steps=_steps(row), a_calls=row.calls, verdict=ONLY_A,
             a_runs=_runs(row), a_between_percent=_spread_percent(row),
         )  # fmt: skip
-    return Row(
+    return ComparedRow(
         section, row.name, row.type, None, b_ms=time_ms, b_steps=_steps(row), b_calls=row.calls, verdict=ONLY_B,
         b_runs=_runs(row), b_between_percent=_spread_percent(row),
     )  # fmt: skip
 
 
-def _steps(row: Series) -> int:
+def _steps(row: RowTimes) -> int:
     return row.repeats if row.steps is None else row.steps
 
 
-def _runs(row: Series) -> int:
+def _runs(row: RowTimes) -> int:
     return 1 if row.steps is None else len(row.values)
 
 
-def _spread_percent(row: Series) -> float | None:
+def _spread_percent(row: RowTimes) -> float | None:
     """Return the standard deviation of a side's runs in percent of their mean; None for a single run."""
     if _runs(row) < 2 or not (mean := statistics.fmean(row.values)):
         return None

@@ -18,7 +18,7 @@ from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS, library_calls
 
 
-class Series(NamedTuple):
+class RowTimes(NamedTuple):
     """One row of a run: its identity, and its time in each repeat."""
 
     key: str | None
@@ -39,7 +39,7 @@ class Series(NamedTuple):
         return len(self.values) if self.covered is None else self.covered
 
 
-def figure(series: Series) -> float:
+def figure(series: RowTimes) -> float:
     """Return the figure of a run for a row, in nanoseconds: the trimmed mean of its steps."""
     return stats.trimmed_mean(series.values)
 
@@ -51,8 +51,8 @@ MIN_STEPS = 3
 class Bare(NamedTuple):
     """Bare steps of a run."""
 
-    steps: Series
-    iterations: Series
+    steps: RowTimes
+    iterations: RowTimes
     """Iterations of the program's loop: each step with the time since the step before it."""
 
 
@@ -63,7 +63,7 @@ class RunSteps(NamedTuple):
     """Steady steps, see `loop` in the trace; None if there are too few, as in traces of other profilers."""
     after_bare: Bare | None
     """Steps that followed a bare one, steady or not: a short run has more of them. A few percent slower."""
-    recorded: Series | None
+    recorded: RowTimes | None
 
 
 def steps(trace: Trace) -> RunSteps:
@@ -97,13 +97,13 @@ def _bare(name: str, rows: Sequence[tuple[float, float | None, int, bool]]) -> B
     return Bare(_weighted_series("step", name, step_times), _weighted_series("iteration", "iteration", iteration_times))
 
 
-def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> Series:
+def _weighted_series(key: str, name: str, rows: Sequence[tuple[float, int]]) -> RowTimes:
     steps = [count for _, count in rows]
     values = stats.of_equal_weight([ns for ns, _ in rows], steps)
-    return Series(key, name, None, values, 1, covered=sum(steps))
+    return RowTimes(key, name, None, values, 1, covered=sum(steps))
 
 
-def best_common_steps(runs: Sequence[RunSteps]) -> tuple[list[list[Series]], list[list[Series]]]:
+def best_common_steps(runs: Sequence[RunSteps]) -> tuple[list[list[RowTimes]], list[list[RowTimes]]]:
     """Return the step and the loop's iteration of each run, from the best kind of steps that all runs have.
 
     These are steady steps, else bare steps that followed a bare one, else recorded steps, which have no iterations.
@@ -115,12 +115,12 @@ def best_common_steps(runs: Sequence[RunSteps]) -> tuple[list[list[Series]], lis
     return [[run.recorded] if run.recorded is not None else [] for run in runs], [[] for _ in runs]
 
 
-def phases(trace: Trace) -> list[Series]:
+def phases(trace: Trace) -> list[RowTimes]:
     """Return the calls of the model level inside a step: forward, backward, optimizer, waiting for data."""
     return _calls(trace, f"level = {int(Level.MODEL)} AND kind <> '{Kind.STEP}'")
 
 
-def layers(trace: Trace) -> list[Series]:
+def layers(trace: Trace) -> list[RowTimes]:
     """Return the layers in execution order, with their time on the host without the layers inside them."""
     if _rung(trace, Level.LAYER) is None:
         return _query_series(
@@ -142,7 +142,7 @@ def layers(trace: Trace) -> list[Series]:
     return _layer_series(trace, query)
 
 
-def layers_on_device(trace: Trace) -> list[Series]:
+def layers_on_device(trace: Trace) -> list[RowTimes]:
     """Return the layers with the time of their device work, backward included; empty without a device."""
     if _rung(trace, Level.KERNEL) is None or not trace.has(Level.KERNEL):
         return []
@@ -155,7 +155,7 @@ def layers_on_device(trace: Trace) -> list[Series]:
     return _layer_series(trace, query)
 
 
-def kernels(trace: Trace) -> list[Series]:
+def kernels(trace: Trace) -> list[RowTimes]:
     """Return the kernels and copies of the devices by name, with the sum of their times in a step."""
     level = int(Level.KERNEL)
     return _series_by_name(
@@ -163,7 +163,7 @@ def kernels(trace: Trace) -> list[Series]:
     )
 
 
-def kernel_classes(trace: Trace) -> list[Series]:
+def kernel_classes(trace: Trace) -> list[RowTimes]:
     """Return the device work by class of kernel, derived from names, and copies; the mean over several devices."""
     if not trace.has(Level.KERNEL):
         return []
@@ -181,7 +181,7 @@ def kernel_classes(trace: Trace) -> list[Series]:
     )
 
 
-def operators_on_device(trace: Trace) -> list[Series]:
+def operators_on_device(trace: Trace) -> list[RowTimes]:
     """Return the operators that launched device work, by name, with the time of that work; empty without a device."""
     if not trace.has(Level.KERNEL):
         return []
@@ -200,7 +200,7 @@ def operators_on_device(trace: Trace) -> list[Series]:
     )
 
 
-def operators(trace: Trace) -> list[Series]:
+def operators(trace: Trace) -> list[RowTimes]:
     """Return the operators by name, with the sum of their host self times in a step."""
     return _series_by_name(
         trace,
@@ -227,11 +227,11 @@ def _rung(trace: Trace, level: Level) -> int | None:
     return rung.level
 
 
-def _query_series(trace: Trace, query: str) -> list[Series]:
-    return [Series(*row) for row in trace.con.execute(query).fetchall()]
+def _query_series(trace: Trace, query: str) -> list[RowTimes]:
+    return [RowTimes(*row) for row in trace.con.execute(query).fetchall()]
 
 
-def _calls(trace: Trace, condition: str) -> list[Series]:
+def _calls(trace: Trace, condition: str) -> list[RowTimes]:
     """Return spans of the model level, in the order of the merged step."""
     if _rung(trace, Level.MODEL) is None:
         return _query_series(
@@ -253,7 +253,7 @@ def _calls(trace: Trace, condition: str) -> list[Series]:
     )
 
 
-def _layer_series(trace: Trace, query: str) -> list[Series]:
+def _layer_series(trace: Trace, query: str) -> list[RowTimes]:
     """Return a series for each layer of the merged step.
 
     Args:
@@ -270,7 +270,7 @@ def _layer_series(trace: Trace, query: str) -> list[Series]:
     )
 
 
-def _series_by_name(trace: Trace, level: Level, query: str) -> list[Series]:
+def _series_by_name(trace: Trace, level: Level, query: str) -> list[RowTimes]:
     """Return a series for each name, longest first; a step without the name counts as 0."""
     if _rung(trace, level) is None or not trace.has(level):
         return []

@@ -16,7 +16,7 @@ from typing import Any
 
 from xsp import processes, rundir, scrub
 from xsp.comparison import comparable, evidence, series
-from xsp.comparison.commands import Program
+from xsp.comparison.commands import ComparedProgram
 from xsp.comparison.comparable import have_same_work
 from xsp.comparison.evidence import TurnResult
 from xsp.comparison.revisions import WorkTree
@@ -37,7 +37,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass
-class Turns:
+class ComparedTurns:
     """The runs of both sides so far, and the result of the last look."""
 
     out: Path
@@ -48,17 +48,17 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSide:
     """One side of a comparison: its program, and the place where it runs."""
 
     letter: str
-    program: Program
+    program: ComparedProgram
     work_tree: WorkTree
 
 
 def run_turns(
-    sides: Sequence[Side],
-    turns: Turns,
+    sides: Sequence[ComparedSide],
+    turns: ComparedTurns,
     levels: str,
     progress: Progress,
     seed: int = 0,
@@ -95,7 +95,7 @@ def run_turns(
         for log in (out / OUTPUT).glob("[ab]-[0-9]*.txt"):
             log.unlink()
         _write(turns, sides, finished=False)
-        order: Sequence[Side] = sides
+        order: Sequence[ComparedSide] = sides
         for turn in range(1, turns.max_turns + 1):
             # balanced over every two turns, so that neither side always runs second, on a warm machine
             order = draw.sample(sides, k=2) if turn % 2 else order[::-1]
@@ -122,7 +122,7 @@ def run_turns(
     progress(_progress_text(turns, len(turns.a), None), 2 * len(turns.a), 2 * len(turns.a))
 
 
-def _progress_text(turns: Turns, turn: int, side: Side | None) -> str:
+def _progress_text(turns: ComparedTurns, turn: int, side: ComparedSide | None) -> str:
     text = f"turn {turn} of at most {turns.max_turns}" if side else f"known after {turn} turns"
     if side is not None:
         text += f": {side.letter.upper()}"
@@ -134,7 +134,7 @@ def _progress_text(turns: Turns, turn: int, side: Side | None) -> str:
     return f"{text} (B {100 * turns.result.change:+.1f} %, {low:+.1f} to {high:+.1f})"
 
 
-def _run(side: Side, path: Path, levels: str, seed: int) -> None:
+def _run(side: ComparedSide, path: Path, levels: str, seed: int) -> None:
     """Run one side once, with its output in a file."""
     program, log = side.program, path.parent / OUTPUT / f"{path.name}.txt"
     environment = {**os.environ, **side.work_tree.environment(), **dict(program.settings)}
@@ -175,7 +175,7 @@ def _end_of(log: Path) -> str:
     return "\n".join([f"the end of its output ({log}):", *(f"  {line}" for line in lines[-SHOWN_LINES:])])
 
 
-def _load(path: Path, side: Side, reference: Trace | None, kind: int | str | None) -> Trace:
+def _load(path: Path, side: ComparedSide, reference: Trace | None, kind: int | str | None) -> Trace:
     try:
         return comparable.load_like(reference, path, kind)
     except RunError as error:
@@ -183,14 +183,14 @@ def _load(path: Path, side: Side, reference: Trace | None, kind: int | str | Non
         raise AnalysisError(f"{side.program.text!r} left no run to compare: {error}; {_end_of(log)}") from None
 
 
-def _steps(trace: Trace, side: Side) -> RunSteps:
+def _steps(trace: Trace, side: ComparedSide) -> RunSteps:
     steps = series.steps(trace)
     if steps.recorded is None:
         raise AnalysisError(f"{side.program.text!r} left a run without a timed step: run more steps")
     return steps
 
 
-def _write(turns: Turns, sides: Sequence[Side], finished: bool) -> None:
+def _write(turns: ComparedTurns, sides: Sequence[ComparedSide], finished: bool) -> None:
     """Write the contents of the directory to `run.json`, so that every command recognises it as a directory of runs."""
     content: dict[str, Any] = {
         "kind": KIND,

@@ -78,7 +78,8 @@ def find_containers(spans: Spans, tolerance: int) -> Containers:
     members = by_thread if spans.allocations is None else by_thread[~spans.allocations.is_allocation[by_thread]]
     all_threads = _threads(spans, members, query) if spans.allocations is not None else None
     for level, collector in _classes(spans, seekers):
-        fits = _may_be_outer(spans, members, level, collector)
+        fits: Array = spans.level[members] <= level
+        fits = fits | (spans.calls.call_collector[members] == collector) if collector and spans.calls else fits
         threads = all_threads if all_threads is not None and fits.all() else _threads(spans, members[fits], query)
         group = seekers[_is_in_class(spans, seekers, level, collector)]
         on_threads = group[~threadless[group]]
@@ -108,11 +109,6 @@ def _classes(spans: Spans, seekers: Array) -> list[tuple[int, int]]:
     levels = sorted(set(spans.max_outer_level[seekers].tolist()))
     collectors = sorted(set(spans.calls.call_collector.tolist()) - {0}) if spans.calls is not None else []
     return [*((level, 0) for level in levels), *((int(Level.OP), collector) for collector in collectors)]
-
-
-def _may_be_outer(spans: Spans, indices: Array, level: int, collector: int) -> Array:
-    fits: Array = spans.level[indices] <= level
-    return fits | (spans.calls.call_collector[indices] == collector) if collector and spans.calls else fits
 
 
 def _is_in_class(spans: Spans, indices: Array, level: int, collector: int) -> Array:

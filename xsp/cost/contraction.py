@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 
-class Pair(NamedTuple):
+class ContractedPair(NamedTuple):
     """The contraction of two tensors with the same number of dimensions; absent dimensions have length 1."""
 
     flops: int
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     """Lengths of the result, 1 for the dimensions that were summed."""
 
 
-def pair(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> Pair:
+def pair(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> ContractedPair:
     """Return the operations and the result of a product of two tensors that is summed over some dimensions.
 
     A summed dimension that only one of them has is summed before the product.
@@ -28,7 +28,7 @@ def pair(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> 
     sizes = [max(a, b) if 0 not in (a, b) else 0 for a, b in zip(left, right, strict=True)]
     result = [1 if place in summed else size for place, size in enumerate(sizes)]
     common = prod(left[place] for place in summed if left[place] != 1 and right[place] != 1)
-    return Pair(2 * prod(result) * common if summed else 0, result)
+    return ContractedPair(2 * prod(result) * common if summed else 0, result)
 
 
 def einsum(equation: str, shapes: Sequence[Sequence[int]], path: Sequence[int] | None = None) -> int:

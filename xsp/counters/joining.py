@@ -27,7 +27,7 @@ LAYER = "xsp.layer#"
 """Prefix of the names of ranges that mark a layer."""
 
 
-class Kernel(NamedTuple):
+class TimedKernel(NamedTuple):
     """A kernel of the timed steps."""
 
     key: str
@@ -67,7 +67,7 @@ def layer_range(ordinal: int, name: str) -> str:
     return f"{LAYER}{ordinal}#{name}"
 
 
-def join(kernels: Sequence[Kernel], rows: Sequence[ReplayedKernel]) -> JoinResult:
+def join(kernels: Sequence[TimedKernel], rows: Sequence[ReplayedKernel]) -> JoinResult:
     """Match the rows of a report with kernels.
 
     Args:
@@ -78,11 +78,11 @@ def join(kernels: Sequence[Kernel], rows: Sequence[ReplayedKernel]) -> JoinResul
     has_shape = _names_with_shape(kernels, rows)
     in_order = sorted(kernels, key=lambda kernel: kernel.order)
 
-    def shape_group(entry: Kernel | ReplayedKernel) -> Group:
+    def shape_group(entry: TimedKernel | ReplayedKernel) -> Group:
         name = function_name(entry.name)
         return name, *((entry.grid, entry.block) if has_shape[name] else (None, None))
 
-    def layer_group(entry: Kernel | ReplayedKernel) -> Group:
+    def layer_group(entry: TimedKernel | ReplayedKernel) -> Group:
         layer = _layer_of(entry) if isinstance(entry, ReplayedKernel) else entry.layer
         return layer if has_layers else None, *shape_group(entry)
 
@@ -97,10 +97,12 @@ def join(kernels: Sequence[Kernel], rows: Sequence[ReplayedKernel]) -> JoinResul
 
 
 def _match_groups(
-    kernels: Iterable[Kernel], rows: Iterable[ReplayedKernel], group_of: Callable[[Kernel | ReplayedKernel], Group]
+    kernels: Iterable[TimedKernel],
+    rows: Iterable[ReplayedKernel],
+    group_of: Callable[[TimedKernel | ReplayedKernel], Group],
 ) -> dict[str, ReplayedKernel]:
     """Pair the k-th kernel of a group with its k-th row, if the group has as many kernels as rows."""
-    kernels_by_group: dict[Group, list[Kernel]] = defaultdict(list)
+    kernels_by_group: dict[Group, list[TimedKernel]] = defaultdict(list)
     rows_by_group: dict[Group, list[ReplayedKernel]] = defaultdict(list)
     for kernel in kernels:
         kernels_by_group[group_of(kernel)].append(kernel)
@@ -136,10 +138,10 @@ def _layer_of(row: ReplayedKernel) -> str | None:
     return next((name for name in reversed(row.ranges) if name.startswith(LAYER)), None)
 
 
-def _names_with_shape(kernels: Iterable[Kernel], rows: Iterable[ReplayedKernel]) -> Mapping[str, bool]:
+def _names_with_shape(kernels: Iterable[TimedKernel], rows: Iterable[ReplayedKernel]) -> Mapping[str, bool]:
     """Return, for each name, whether grid and block of all its kernels are known on both sides."""
     has_shape: dict[str, bool] = defaultdict(lambda: True)
-    entries: list[Kernel | ReplayedKernel] = [*kernels, *rows]
+    entries: list[TimedKernel | ReplayedKernel] = [*kernels, *rows]
     for entry in entries:
         has_shape[function_name(entry.name)] &= entry.grid is not None and entry.block is not None
     return has_shape

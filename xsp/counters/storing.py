@@ -14,16 +14,16 @@ import duckdb
 
 from xsp import rundir, table
 from xsp.counters import joining, reading
-from xsp.counters.joining import JoinResult, Kernel
+from xsp.counters.joining import JoinResult, TimedKernel
 from xsp.device import metrics
-from xsp.device.metrics import Figures
+from xsp.device.metrics import KernelFigures
 from xsp.errors import TraceError, UsageError
 from xsp.ingest import load
 from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Grade, Kind, Level
 from xsp.store.trace import Trace
 from xsp.store.views import NS
-from xsp.store.write import Store
+from xsp.store.write import StepWriter
 
 SOURCE = "counters"
 """Source of notes on counters in `run.json`, and key of the reason if there are no counters."""
@@ -32,7 +32,7 @@ _COUNTER_COLUMNS = (
     Column("key", "VARCHAR", "of the kernel"),
     Column("grid", "VARCHAR", "as it stands in the kernel's attributes"),
     Column("block", "VARCHAR", "likewise"),
-    *(column for name in Figures._fields for column in COLUMNS if column.name == name),
+    *(column for name in KernelFigures._fields for column in COLUMNS if column.name == name),
 )
 _SHAPES = "json_extract(attributes, '$.grid')::VARCHAR AS grid, json_extract(attributes, '$.block')::VARCHAR AS block"
 
@@ -63,7 +63,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     if not kernels:
         hint = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
         raise TraceError(f"{run}: the run holds no kernels that could have counters; {hint}")
-    by_kernel: dict[str, Figures] = {}
+    by_kernel: dict[str, KernelFigures] = {}
     joins = [_join_report(report, kernels, by_kernel) for report in reports]
     if not by_kernel:
         raise TraceError(_mismatch_message(reports[-1], joins[-1], len(kernels)))
@@ -79,7 +79,7 @@ def note_absence(run: Path, reason: str) -> None:
     rundir.write_run(run, content | {"absent": {**content.absent, SOURCE: reason}})
 
 
-def kernels_of(trace: Trace) -> list[Kernel]:
+def kernels_of(trace: Trace) -> list[TimedKernel]:
     """Return the kernels of the merged step."""
     layers = layers_of(trace)
     rows = trace.con.execute(
@@ -90,7 +90,7 @@ def kernels_of(trace: Trace) -> list[Kernel]:
         """
     ).fetchall()
     return [
-        Kernel(
+        TimedKernel(
             key=key,
             name=name,
             order=(correlation or 0, start),
@@ -117,14 +117,14 @@ def _size(text: str | None) -> reading.Size | None:
     return (numbers[0], numbers[1], numbers[2]) if isinstance(numbers, list) and len(numbers) == 3 else None
 
 
-def _join_report(report: Path, kernels: Sequence[Kernel], by_kernel: dict[str, Figures]) -> JoinResult:
+def _join_report(report: Path, kernels: Sequence[TimedKernel], by_kernel: dict[str, KernelFigures]) -> JoinResult:
     """Join one report, and add its figures to those of the others."""
     result = joining.join(kernels, reading.read(report))
     for key, row in result.rows.items():
         figures = metrics.figures(row.values, row.capability)
         values: dict[str, Any] = {name: value for name, value in figures._asdict().items() if value is not None}
         if values:
-            by_kernel[key] = by_kernel.get(key, Figures())._replace(**values)
+            by_kernel[key] = by_kernel.get(key, KernelFigures())._replace(**values)
     return result
 
 
@@ -137,7 +137,7 @@ def _mismatch_message(report: Path, join: JoinResult, kernels: int) -> str:
     )
 
 
-def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Figures]) -> None:
+def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, KernelFigures]) -> None:
     """Rewrite the steps; kernels of other steps are the same kernel if key, grid and block are the same."""
     table.create(con, "kernel_figures", [_COUNTER_COLUMNS[0], *_COUNTER_COLUMNS[3:]])
     table.insert(
@@ -150,7 +150,7 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Fi
         f"CREATE OR REPLACE TABLE counted AS SELECT kernel_figures.*, {_SHAPES} "
         "FROM kernel_figures JOIN merged USING (key)"
     )
-    figures = ", ".join(f"coalesce(counted.{name}, step.{name}) AS {name}" for name in Figures._fields)
+    figures = ", ".join(f"coalesce(counted.{name}, step.{name}) AS {name}" for name in KernelFigures._fields)
     sources = (
         "CASE WHEN counted.flops IS NULL THEN step.flops_source ELSE 'counter' END AS flops_source, "
         "CASE WHEN coalesce(counted.dram_read_bytes, counted.dram_write_bytes) IS NULL THEN step.bytes_source "
@@ -176,7 +176,7 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Fi
 
 
 def _summary(
-    kernels: Sequence[Kernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, Figures]
+    kernels: Sequence[TimedKernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]
 ) -> dict[str, Any]:
     """Return the summary of the join: kernels with counters, and their share of device time."""
     ns = sum(kernel.ns for kernel in kernels)
@@ -202,13 +202,13 @@ def _sentence(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _missing_metrics(joins: Sequence[JoinResult], by_kernel: Mapping[str, Figures]) -> list[str]:
+def _missing_metrics(joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]) -> list[str]:
     """Return a sentence if operations are unknown because a report lacks the metrics for them."""
     metric_names = {
         name
         for join in joins
         for key, row in join.rows.items()
-        if by_kernel.get(key, Figures()).flops is None
+        if by_kernel.get(key, KernelFigures()).flops is None
         for name in metrics.missing(row.values)
     }
     names = sorted(metric_names)
@@ -221,6 +221,6 @@ def _finish(run: Path, content: Run, summary: dict[str, Any], sentences: Sequenc
     notes = [note for note in content.notes if note.source != SOURCE]
     absent = {name: reason for name, reason in content.absent.items() if name != SOURCE}
     content = (content | {"absent": absent, "counters": summary, "notes": notes}).with_notes(SOURCE, sentences)
-    Store(run).finish(content)
+    StepWriter(run).finish(content)
     if content.checksums:
         rundir.write_run(run, content | {"checksums": rundir.checksums(run)})

@@ -5,7 +5,6 @@ The performance ceilings of a machine are in `xsp.device.ceilings`.
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ def describe() -> dict[str, Any]:
         "cpu": cpu_model(),
         "isa": isa(),
         "cores": processes.cores(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": processes.total_memory_bytes(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         **_torch(),
     }
@@ -70,13 +69,6 @@ def isa() -> list[str] | None:
     )
     flags = set(flags_line.partition(":")[2].split())
     return [extension for extension in ISA if extension in flags] if flags else None
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _version(package: str) -> str | None:

@@ -74,7 +74,7 @@ OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occu
 """Active warps in percent of those that a multiprocessor can hold; the second name is that of the page `details`."""
 
 
-class Figures(NamedTuple):
+class KernelFigures(NamedTuple):
     """The figures of one kernel from its counters; None is unknown."""
 
     flops: int | None = None
@@ -117,7 +117,7 @@ NAMES = frozenset({*requested(), *OCCUPANCY})
 """All metrics that this module interprets."""
 
 
-def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
+def figures(values: Values, capability: tuple[int, int] | None) -> KernelFigures:
     """Return operations, bytes and occupancy of one kernel.
 
     Args:
@@ -125,7 +125,7 @@ def figures(values: Values, capability: tuple[int, int] | None) -> Figures:
         capability: compute capability of the device, (9, 0) for instance; None if the report does not state it.
     """
     occupancy = _first(values, OCCUPANCY)
-    return Figures(
+    return KernelFigures(
         flops=_flops(values, capability),
         dram_read_bytes=_rounded(_first(values, READ_BYTES)),
         dram_write_bytes=_rounded(_first(values, WRITTEN_BYTES)),

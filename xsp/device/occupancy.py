@@ -31,7 +31,7 @@ ESTIMATE = "estimate"
 _KIB = 1024
 
 
-class Limits(NamedTuple):
+class OccupancyLimits(NamedTuple):
     """Limits of one multiprocessor."""
 
     warps: int
@@ -48,15 +48,15 @@ class Limits(NamedTuple):
     """Number of parts of the register file; the registers of a warp are all in one part."""
 
 
-def _before_8(warps: int, blocks: int, shared_kib: int, registers: int = 64 * _KIB, parts: int = 4) -> Limits:
-    return Limits(warps, blocks, shared_kib * _KIB, 256, 0, registers, parts)
+def _before_8(warps: int, blocks: int, shared_kib: int, parts: int = 4) -> OccupancyLimits:
+    return OccupancyLimits(warps, blocks, shared_kib * _KIB, 256, 0, parts=parts)
 
 
-def _from_8(warps: int, blocks: int, shared_kib: int) -> Limits:
-    return Limits(warps, blocks, shared_kib * _KIB, 128, _KIB)
+def _from_8(warps: int, blocks: int, shared_kib: int) -> OccupancyLimits:
+    return OccupancyLimits(warps, blocks, shared_kib * _KIB, 128, _KIB)
 
 
-LIMITS: Mapping[str, Limits] = {
+LIMITS: Mapping[str, OccupancyLimits] = {
     "5.0": _before_8(64, 32, 64),
     "5.2": _before_8(64, 32, 96),
     "5.3": _before_8(64, 32, 64),
@@ -106,7 +106,7 @@ def estimate(
     return resident * warps / limits.warps if resident else None
 
 
-def resident_blocks(limits: Limits, warps: int, registers: int, shared_bytes: int) -> int:
+def resident_blocks(limits: OccupancyLimits, warps: int, registers: int, shared_bytes: int) -> int:
     """Return how many blocks of `warps` warps a multiprocessor holds at once; 0 if not even one fits."""
     counts = [limits.blocks, limits.warps // warps]
     if registers:

@@ -122,13 +122,14 @@ class Processor(Device):
 
     def identity(self) -> dict[str, Any]:
         """Return processor, memory, cores, devices beside it, versions of libraries, and variables that matter."""
+        memory_bytes = processes.total_memory_bytes()
         return {
             "cpu": machine.cpu_model(),
             "machine": os.uname().machine,
             "instructions": _instructions(),
             "cores": processes.cores(),
             "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
-            "memory_gib": _memory_gib(),
+            "memory_gib": None if memory_bytes is None else round(memory_bytes / 2**30),
             "caches": [f"{level} {size}" for level, size in self.caches()],
             "variables": variables(os.environ),
             "onnxruntime": _version("onnxruntime"),
@@ -168,13 +169,6 @@ def _instructions() -> list[str]:
         return []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     return [flag for flag in FLAGS if flag in flags]
-
-
-def _memory_gib() -> int | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _torch() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -175,13 +174,9 @@ def work(parent: int, answers: int) -> None:
         answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
-    request = json.loads(sys.stdin.readline())
-    with os.fdopen(answers, "wb", buffering=0) as stream:
-
-        def send(answer: dict[str, Any]) -> None:
-            stream.write(json.dumps(answer).encode() + b"\n")
-
-        progress = _throttled(lambda stage, done, total: send({"progress": [stage, done, total]}))
+    with processes.Questions(answers) as questions:
+        request = next(iter(questions))
+        progress = _throttled(lambda stage, done, total: questions.answer({"progress": [stage, done, total]}))
         try:
             manifest = reading.of_plain(request["manifest"]).manifest
             options = Options(**{**request["options"], "store": Path(request["options"]["store"])})
@@ -195,9 +190,9 @@ def work(parent: int, answers: int) -> None:
                 answer = {"result": str(path)}
         except Exception as error:
             reason = str(error) if isinstance(error, ManifestError) else f"{type(error).__name__}: {error}"
-            send({"error": reason})
+            questions.answer({"error": reason})
         else:
-            send(answer)
+            questions.answer(answer)
 
 
 def local_agents(names: str, labels: Mapping[str, str] | None = None) -> list[Agent]:

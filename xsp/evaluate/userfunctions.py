@@ -143,13 +143,8 @@ def work(parent: int, answers: int) -> None:
         answers: descriptor for lines of JSON.
     """
     processes.end_with_parent(parent)
-    with os.fdopen(answers, "wb") as stream:
-
-        def send(answer: Mapping[str, Any]) -> None:
-            stream.write(json.dumps(answer).encode() + b"\n")
-            stream.flush()
-
-        request = json.loads(sys.stdin.readline())
+    with processes.Questions(answers) as questions:
+        request = next(iter(questions))
         file, context = Path(request["file"]), request["context"]
         sys.path.insert(0, str(file.parent))
         os.chdir(request["folder"])
@@ -158,23 +153,23 @@ def work(parent: int, answers: int) -> None:
 
             function = function_of(file, request["name"])
         except XspError as error:
-            send({"error": str(error)})
+            questions.answer({"error": str(error)})
             return
-        send({"ready": True})
-        for line in sys.stdin:
-            data = _from_json(json.loads(line)["data"])
+        questions.answer({"ready": True})
+        for question in questions:
+            data = _from_json(question["data"])
             begin = time.perf_counter_ns()
             try:
                 result = function(context, data)
                 took_ns = time.perf_counter_ns() - begin
-                send({"data": _to_json(result), "took_ns": took_ns})
+                questions.answer({"data": _to_json(result), "took_ns": took_ns})
             except Exception as error:
                 # an error's text, with the line of the innermost frame that is in the user's file
                 lines = [
                     frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file
                 ]
                 location = f"line {lines[-1]}: " if lines else ""
-                send({"error": f"{location}{type(error).__name__}: {first_line(error)[:200]}"})
+                questions.answer({"error": f"{location}{type(error).__name__}: {first_line(error)[:200]}"})
 
 
 def _to_json(data: Any) -> Any:

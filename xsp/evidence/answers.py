@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xsp.comparison import Comparison, Row, compare
+from xsp.comparison import ComparedRow, Comparison, compare
 from xsp.comparison.conclusion import conclusion
 from xsp.errors import UsageError, nearest
 from xsp.evidence import citations, tables
@@ -206,7 +206,7 @@ def comparison(
         "name": "compare",
         "title": "B against A",
         "about": "Times in milliseconds per step; low and high are the ends of the 95 % interval of the change.",
-        "columns": [{"name": field.name, "type": str(field.type)} for field in fields(Row)],
+        "columns": [{"name": field.name, "type": str(field.type)} for field in fields(ComparedRow)],
         "rows": [list(asdict(row).values()) for row in page],
         "row_spans": [citation.spans for citation in of_a],
         "row_spans_in_all": [citation.total for citation in of_a],
@@ -245,7 +245,7 @@ def _conclusions(comparison: Comparison, a: Trace, b: Trace) -> list[Document]:
     return statements
 
 
-def _row_citation(trace: Trace, row: Row, side: int) -> Citation:
+def _row_citation(trace: Trace, row: ComparedRow, side: int) -> Citation:
     """Return the spans of a row on one side; a name that changed has the form `A → B`."""
     if row.section in ("step", "loop"):
         return citations.of_step(trace)

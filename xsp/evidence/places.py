@@ -24,7 +24,7 @@ MOST_FILES = 100_000
 _TRACE_SUFFIXES = (".json", ".json.gz", ".parquet", ".sqlite", ".rpd", ".nsys-rep", ".jsonl", ".pb", ".pickle")
 
 
-class Place(NamedTuple):
+class Readable(NamedTuple):
     """A run or a trace that may be read."""
 
     name: str
@@ -53,9 +53,9 @@ class Places:
                 raise UsageError(f"{source}: there is no such file or directory")
             self._roots[_unique_name(str(path.name or path), self._roots)] = Path(os.path.realpath(path))
 
-    def all(self) -> list[Place]:
+    def all(self) -> list[Readable]:
         """Return the runs and traces that exist now, at most `MOST_LISTED`."""
-        places: list[Place] = []
+        places: list[Readable] = []
         for name, root in self._roots.items():
             for place in _runs(name, root):
                 if len(places) == MOST_LISTED:
@@ -63,7 +63,7 @@ class Places:
                 places.append(place)
         return places
 
-    def find(self, request: str | None) -> Place:
+    def find(self, request: str | None) -> Readable:
         """Return the run that a client requests, by its name or its path.
 
         Raises:
@@ -79,12 +79,12 @@ class Places:
             root = next((root for root in self._roots.values() if _is_within(path, root)), None)
             if root is not None and path.exists():
                 self._check_inside(path, root)
-                return Place(request, path)
+                return Readable(request, path)
         names = [place.name for place in self.all()]
         hint = nearest(request, names) or (f"; there are {', '.join(names[:8])}" if names else "")
         raise UsageError(f"{request[:200]!r} is not a run that this server may read{hint}")
 
-    def _single(self) -> Place:
+    def _single(self) -> Readable:
         places = self.all()
         if len(places) == 1:
             self._check_inside(places[0].path, places[0].path)
@@ -147,10 +147,10 @@ def _is_set(folder: Path) -> bool:
         return False
 
 
-def _runs(name: str, root: Path) -> Iterator[Place]:
+def _runs(name: str, root: Path) -> Iterator[Readable]:
     """Yield a named run or trace; for a folder, the runs and traces in it, and the runs in its subfolders."""
     if root.is_file() or _is_run(root):
-        yield Place(name, root)
+        yield Readable(name, root)
         return
     has_runs = False
     for entry in _entries(root):
@@ -163,9 +163,9 @@ def _runs(name: str, root: Path) -> Iterator[Place]:
         for candidate in candidates:
             if _is_within(Path(os.path.realpath(candidate)), root):
                 has_runs = True
-                yield Place(f"{name}/{candidate.relative_to(root)}", candidate)
+                yield Readable(f"{name}/{candidate.relative_to(root)}", candidate)
     if not has_runs and not _is_set(root):
-        yield Place(name, root)  # it may contain traces of a job's ranks, one file each, with any names
+        yield Readable(name, root)  # it may contain traces of a job's ranks, one file each, with any names
 
 
 def _entries(folder: Path) -> list[Path]:

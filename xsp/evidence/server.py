@@ -50,7 +50,7 @@ def missing() -> PluginError:
     return PluginError("xsp mcp needs the MCP SDK: pip install 'xsp[mcp]' (mcp 2 or later)")
 
 
-class Reader:
+class AnsweringWorker:
     """The worker process that answers, started when first needed, and again after it was ended."""
 
     def __init__(self, paths: Sequence[str], most_bytes: int, seconds: float) -> None:
@@ -133,7 +133,7 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
     except ImportError as error:
         raise missing() from error
     Places(paths)  # raise errors on paths before the client waits
-    reader = Reader([str(Path(path).expanduser().absolute()) for path in paths], most_bytes, seconds)
+    reader = AnsweringWorker([str(Path(path).expanduser().absolute()) for path in paths], most_bytes, seconds)
 
     async def end_on_signals() -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -156,7 +156,7 @@ def serve(paths: Sequence[str], most_bytes: int = form.MOST_BYTES, seconds: floa
         reader.end()
 
 
-def server(reader: Reader, lock: Lock) -> Server[Any]:
+def server(reader: AnsweringWorker, lock: Lock) -> Server[Any]:
     """Return the server, which passes questions to a reader one at a time, even if the client sends several at once."""
     import mcp_types as types
     from mcp.server.lowlevel import Server

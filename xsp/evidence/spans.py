@@ -92,7 +92,8 @@ def _span(row: Mapping[str, Any], role: str, children: int | None = None) -> Doc
     """Return the columns of a span that have a value."""
     columns = {name: _value(name, value) for name, value in row.items() if value is not None}
     if "level" in columns:
-        columns["level_name"] = _level(columns["level"])
+        number = columns["level"]
+        columns["level_name"] = Level(number).name.lower() if number in set(Level) else None
     return {"role": role, **({} if children is None else {"children": children}), **columns}
 
 
@@ -103,7 +104,3 @@ def _value(name: str, value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
     return value
-
-
-def _level(number: int) -> str | None:
-    return Level(number).name.lower() if number in set(Level) else None

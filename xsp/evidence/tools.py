@@ -14,7 +14,7 @@ from typing import Any
 from xsp.errors import TraceError, UsageError, XspError
 from xsp.evidence import advice, answers, spans, tables
 from xsp.evidence.form import MOST_BYTES, Document, document, error, fit
-from xsp.evidence.places import Place, Places, fingerprint
+from xsp.evidence.places import Places, Readable, fingerprint
 from xsp.evidence.tables import COMPARISONS, CONTAINS
 from xsp.ingest import load
 from xsp.store.trace import Trace
@@ -116,7 +116,7 @@ class Tools:
                 error(f"the run or trace cannot be read, or changed while it was read ({reason})"), self.most_bytes
             )
 
-    def trace(self, arguments: Mapping[str, Any], argument: str = "run") -> tuple[Trace, Place]:
+    def trace(self, arguments: Mapping[str, Any], argument: str = "run") -> tuple[Trace, Readable]:
         """Return the trace that the arguments name; it is loaded again if its files have changed.
 
         Raises:
@@ -135,7 +135,7 @@ class Tools:
         return cached[1], place
 
     @staticmethod
-    def _load(place: Place, kind: str | None) -> Trace:
+    def _load(place: Readable, kind: str | None) -> Trace:
         try:
             return load.load(place.path, kind=kind)
         except TraceError as failure:
@@ -166,7 +166,7 @@ def _page(arguments: Mapping[str, Any], rows: int = ROWS) -> tuple[int, int]:
     return min(int(arguments.get("first", 0)), 1 << 40), min(int(arguments.get("limit", rows)), MOST_ROWS)
 
 
-def source(trace: Trace, place: Place) -> dict[str, Any]:
+def source(trace: Trace, place: Readable) -> dict[str, Any]:
     """Return the `source` of a document, without the directory, which may contain a user's name."""
     return {"run": place.name, "name": trace.name}
 
@@ -176,7 +176,7 @@ def _runs(tools: Tools, _: Mapping[str, Any]) -> Document:
     return document("runs", None, runs=[{"run": place.name, "is": _path_kind(place)} for place in places])
 
 
-def _path_kind(place: Place) -> str:
+def _path_kind(place: Readable) -> str:
     return "directory" if place.path.is_dir() else "file"
 
 

@@ -108,7 +108,18 @@ def _fold(trace: Trace, choice: Choice) -> _Stacks:
         )
     else:
         _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
-    _make_nodes(trace.con)
+    trace.con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE nodes AS
+        SELECT hash(trace_id, span_id) AS node,
+               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS parent,
+               CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
+                    THEN name || ' (' || type || ')' ELSE name END AS name,
+               level, start_ns, coalesce(self_ns, 0) AS self_ns
+        FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
+        """
+    )
+    trace.con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
     stacks = _Stacks(_build_frames(trace.con))
     span_count = sum(frame.spans for frame in stacks.frames.values())
     stacks.written.spans = span_count
@@ -174,21 +185,6 @@ def _times(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
 def _finished_row(span: list[Any]) -> tuple[Any, ...]:
     _, _, trace_id, span_id, ns, root, root_ns = span
     return trace_id, span_id, max(ns, 0), root, root_ns
-
-
-def _make_nodes(con: duckdb.DuckDBPyConnection) -> None:
-    con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE nodes AS
-        SELECT hash(trace_id, span_id) AS node,
-               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS parent,
-               CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
-                    THEN name || ' (' || type || ')' ELSE name END AS name,
-               level, start_ns, coalesce(self_ns, 0) AS self_ns
-        FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
-        """
-    )
-    con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
 
 
 def _build_frames(con: duckdb.DuckDBPyConnection) -> dict[int, _Frame]:

@@ -283,10 +283,7 @@ class _Lane:
         if span.end - stack[-1].end <= CUT_NS:
             stack.append(span._replace(end=stack[-1].end))
             return stack[-1:]
-        return self._add_around(span)
-
-    def _add_around(self, span: _OpenSpan) -> list[_OpenSpan] | None:
-        """Nest open spans in a span of an outer level that begins after them only because of another clock."""
+        # nest open spans in a span of an outer level that begins after them only because of another clock
         early = 0
         for inner in reversed(self.open_spans):
             if inner.end >= span.end or inner.level <= span.level or span.start - inner.start > CUT_NS:

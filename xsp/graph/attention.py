@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import isinf, prod
 from typing import Any
 
-from xsp.graph.draft import Draft, Step
+from xsp.graph.draft import Draft, DraftCall
 from xsp.graph.node import (
     Call,
     NodeKind,
@@ -24,7 +24,7 @@ from xsp.graph.node import (
     strides,
     tensor_with_strides,
 )
-from xsp.graph.rules import Finding
+from xsp.graph.rules import RuleMatch
 
 SOFTMAX = ("softmax", "_softmax", "special_softmax", "_safe_softmax")
 PRODUCTS = ("matmul", "bmm", "einsum", "linalg_matmul")
@@ -53,7 +53,7 @@ class _Pattern:
     """Query, and key with its last dimensions in the order length, width."""
 
 
-def attention(draft: Draft) -> Iterator[Finding]:
+def attention(draft: Draft) -> Iterator[RuleMatch]:
     """Replace hand-written attention by one call of `scaled_dot_product_attention`."""
     for number in list(draft.order):
         if number in draft.steps and draft.steps[number].op in SOFTMAX and number in set(draft.order):
@@ -71,7 +71,7 @@ class _Attention:
         self.pattern = _Pattern()
         self.added: list[int] = []
 
-    def rewrite(self) -> Finding | None:
+    def rewrite(self) -> RuleMatch | None:
         """Replace the attention; return None if it is not attention or cannot be replaced."""
         step = self.draft.steps[self.softmax]
         shape = step.call.outputs[0].shape or ()
@@ -95,7 +95,7 @@ class _Attention:
         unread = self.draft.sweep()
         masked = "" if pattern.mask is None else ", mask"
         message = f"attention written out (product{masked}, softmax, product): one scaled_dot_product_attention does it"
-        return Finding("attention", (*calls, *unread), (), tuple(self.added), message)
+        return RuleMatch("attention", (*calls, *unread), (), tuple(self.added), message)
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class _Attention:
             self.pattern.calls.append(readers[0])
             origin = (readers[0], 0)
 
-    def _keeps_values(self, step: Step) -> bool:
+    def _keeps_values(self, step: DraftCall) -> bool:
         """Return whether a call preserves the values and the last two dimensions."""
         if not step.is_pure or len(step.call.outputs) != 1:
             return False
@@ -151,7 +151,7 @@ class _Attention:
             origin = previous
         return False
 
-    def _previous_scores(self, step: Step) -> Origin | None:
+    def _previous_scores(self, step: DraftCall) -> Origin | None:
         """Record a call on the scores; return the scores before it, or None if the call is not allowed."""
         pattern, draft = self.pattern, self.draft
         op, scores = step.op.rstrip("_"), step.operands[0] if step.operands else None
@@ -209,7 +209,7 @@ class _Attention:
     def _set_mask(self, mask: Origin | None, shape: tuple[int, ...], inverted: bool = False) -> None:
         self.pattern.mask, self.pattern.shape, self.pattern.is_inverted = mask, shape, inverted
 
-    def _find_biased_factors(self, step: Step) -> bool:
+    def _find_biased_factors(self, step: DraftCall) -> bool:
         """Record a product with an added tensor: a mask, or nothing if its factor is 0."""
         alpha, beta = step.option("alpha"), step.option("beta")
         if not isinstance(alpha, (int, float)) or not alpha:
@@ -221,7 +221,7 @@ class _Attention:
         self.pattern.scale *= float(alpha)
         return self._find_factors(step, step.operands[1:], step.call.inputs[1:])
 
-    def _find_factors(self, step: Step, operands: Sequence[Origin], tensors: Sequence[Tensor]) -> bool:
+    def _find_factors(self, step: DraftCall, operands: Sequence[Origin], tensors: Sequence[Tensor]) -> bool:
         if step.written_inputs or len(operands) != 2 or (operands[0] == operands[1] and step.op != "einsum"):
             return False
         if step.op == "einsum":
@@ -318,7 +318,7 @@ class _Attention:
         result = self._add(call, NodeKind.COMPUTE, operands, (None,))
         return self._restore_layout(result, call.outputs[0], product.call.outputs[0], order)
 
-    def _value_factor(self, product: Step) -> tuple[tuple[Origin, Tensor], list[int] | None] | None:
+    def _value_factor(self, product: DraftCall) -> tuple[tuple[Origin, Tensor], list[int] | None] | None:
         """Return the values, with length and width last, and the final order of the result's dimensions."""
         values, tensor = product.operands[1], product.call.inputs[1]
         if product.op != "einsum":
@@ -419,7 +419,7 @@ class _Attention:
         call = Call("aten::permute", (("self", tensor), ("dims", tuple(order))), (result,))
         return self._add(call, NodeKind.VIEW, (origin,), (0,)), result
 
-    def _is_same_order(self, transposition: Step, order: list[int]) -> bool:
+    def _is_same_order(self, transposition: DraftCall, order: list[int]) -> bool:
         """Return whether a transposition is the same as an order of dimensions."""
         count = len(order)
         first, second = (int(transposition.option(name)) % count for name in ("dim0", "dim1"))
@@ -429,12 +429,12 @@ class _Attention:
 
     def _add(self, call: Call, kind: NodeKind, operands: tuple[Origin, ...], aliases: tuple[int | None, ...]) -> Origin:
         product = self.draft.steps[self.last]
-        step = Step(call, kind, product.module, product.phase, operands, aliases)
+        step = DraftCall(call, kind, product.module, product.phase, operands, aliases)
         self.added.append(self.draft.add(step, self.last))
         return (self.added[-1], 0)
 
 
-def _equation(step: Step) -> tuple[list[str], list[str], list[str]] | None:
+def _equation(step: DraftCall) -> tuple[list[str], list[str], list[str]] | None:
     """Return the letters of both factors and of the result of an einsum; None if the equation is not of that form."""
     equation = str(step.option("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")

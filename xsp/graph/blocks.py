@@ -81,11 +81,6 @@ class Block:
         """Like `key`, without arguments that cannot change the work, see `xsp.graph.keys.ERASED`."""
         return self._hash([keys.work_key(call) for call in self.calls])
 
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the shape or the type of a tensor is unknown."""
-        return any(call.is_incomplete for call in self.calls)
-
     @cached_property
     def external(self) -> dict[int, Tensor]:
         """Storage from outside → the first tensor that is read from it, in order."""

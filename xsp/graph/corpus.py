@@ -7,10 +7,8 @@ captured. A model that is in the file already is not tried again, so an interrup
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -100,20 +98,6 @@ def graph_path(out: Path, spec: str) -> Path:
     return out / source.lstrip(".") / f"{name}.json"
 
 
-def unique(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
-    """Return, after each model of a corpus, the numbers of computing nodes and of different keys so far."""
-    from xsp.graph import files
-
-    nodes, keys, curve = 0, set(), []
-    for spec in specs:
-        if graph_path(out, spec).is_file():
-            computing = files.load(graph_path(out, spec)).computing
-            nodes += len(computing)
-            keys |= {node.key for node in computing}
-            curve.append((nodes, len(keys)))
-    return curve
-
-
 class _Worker:
     """A process that captures models one after another, and is replaced when it crashes or takes too long."""
 
@@ -171,9 +155,8 @@ def work(answers: int) -> None:
     from xsp.graph.sources import of
 
     warnings.simplefilter("ignore")
-    with os.fdopen(answers, "wb") as out:
-        for line in sys.stdin:
-            request = json.loads(line)
+    with processes.Questions(answers) as questions:
+        for request in questions:
             answer: dict[str, Any]
             try:
                 graph = of(request["spec"], batch=request["batch"], train=request["train"])
@@ -186,5 +169,4 @@ def work(answers: int) -> None:
                 answer = {"error": str(error)}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            out.write(json.dumps(answer).encode() + b"\n")
-            out.flush()
+            questions.answer(answer)

@@ -13,9 +13,6 @@ from xsp.graph.section import shapes
 from xsp.sections import Part, Section, Table, Text
 from xsp.texts import amount, at_least
 
-MOST_LINES = 12
-"""Most lines per table."""
-
 
 @dataclass(frozen=True)
 class CallCounts:

@@ -51,7 +51,7 @@ class PreparedTensor:
 
 
 @dataclass(frozen=True)
-class Step:
+class DraftCall:
     """A call with the tensors that it takes."""
 
     call: Call
@@ -143,7 +143,7 @@ class Draft:
         self.graph = graph
         self.prepared: list[PreparedTensor] = []
         self.outputs: list[Origin] = list(graph.outputs)
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, DraftCall] = {}
         self.order: list[int] = []
         self._outside: dict[Origin, Value] = {}
         self._outside_offsets: dict[Origin, int | None] = {}
@@ -170,7 +170,7 @@ class Draft:
             if node.call.op in (*OVERWRITE, *KEEPS_ELEMENTS) and not node.call.op.startswith(ON_LISTS):
                 changes = changes[:1]  # others may be parts of the same storage, and are only read
             operands = tuple(origin for origin in node.origins if origin is not None)
-            self.steps[place] = Step(
+            self.steps[place] = DraftCall(
                 node.call, node.kind, node.module, node.phase, operands, tuple(aliases), changes, place
             )
             self.order.append(place)
@@ -244,11 +244,11 @@ class Draft:
         """Return whether tensors are weights or buffers, which are known before all steps."""
         return all(origin is None or self.role(origin) in (Role.WEIGHT, Role.BUFFER) for origin in origins)
 
-    def in_order(self) -> Iterator[Step]:
+    def in_order(self) -> Iterator[DraftCall]:
         """Yield the calls in the order of execution."""
         return (self.steps[number] for number in self.order)
 
-    def producer(self, origin: Origin | None) -> Step | None:
+    def producer(self, origin: Origin | None) -> DraftCall | None:
         """Return the call that made a tensor; None if the tensor comes from outside."""
         return None if origin is None or origin[0] < 0 else self.steps[origin[0]]
 
@@ -258,7 +258,7 @@ class Draft:
 
     # --- changes ------------------------------------------------------------------------------------------
 
-    def add(self, step: Step, before: int) -> int:
+    def add(self, step: DraftCall, before: int) -> int:
         """Insert a call before another one, and return its number."""
         number, self._next_number = self._next_number, self._next_number + 1
         self.steps[number] = replace(step, place=None)
@@ -290,7 +290,7 @@ class Draft:
                 self.steps[number] = replace(step, operands=tuple(map(current, step.operands)))
         self.outputs = [current(origin) for origin in self.outputs]
 
-    def sweep(self, *, keep: Callable[[Step], bool] = lambda step: False) -> list[int]:
+    def sweep(self, *, keep: Callable[[DraftCall], bool] = lambda step: False) -> list[int]:
         """Remove the calls whose results are not read, and return their numbers."""
         web = self.web()
         unread = [number for number in self.order if number not in web.live and not keep(self.steps[number])]
@@ -501,7 +501,7 @@ class Web:
                 ]
         return live
 
-    def _has_effects(self, step: Step) -> bool:
+    def _has_effects(self, step: DraftCall) -> bool:
         """Return whether a call has an effect besides returning tensors."""
         if step.kind in (NodeKind.SYNC, NodeKind.COMMUNICATION, NodeKind.OPAQUE) or step.is_random:
             return True

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from xsp.graph import keys
-from xsp.graph.draft import Draft, PreparedTensor, Step, Web, with_inputs
+from xsp.graph.draft import Draft, DraftCall, PreparedTensor, Web, with_inputs
 from xsp.graph.node import (
     Call,
     NodeKind,
@@ -20,7 +20,7 @@ from xsp.graph.node import (
     strides,
     tensor_with_strides,
 )
-from xsp.graph.rules import Finding
+from xsp.graph.rules import RuleMatch
 
 # --- a loop over samples ------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ ELEMENTWISE = (
 PARTS = ("split", "split_with_sizes", "chunk", "unbind")
 
 
-def loops(draft: Draft) -> Iterator[Finding]:
+def loops(draft: Draft) -> Iterator[RuleMatch]:
     """Replace equal calls on the samples of a batch, whose results are then joined, by calls on the whole batch."""
     for number in list(draft.order):
         end = draft.steps[number]
@@ -77,7 +77,7 @@ class _Loop:
         self.leaves: set[int] = set()
         self.sources: set[Origin] = set()
 
-    def rewrite(self) -> Finding | None:
+    def rewrite(self) -> RuleMatch | None:
         """Replace the loop; return None if it is no loop, or a call may not treat samples separately."""
         draft, join_step = self.draft, self.draft.steps[self.end]
         operands = join_step.operands
@@ -99,7 +99,7 @@ class _Loop:
         unread = draft.sweep(keep=lambda step: step.computes)
         ops = f"{computing[0].op} and {len(computing) - 1} more" if len(computing) > 1 else computing[0].op
         message = f"{ops}, once for each of {self.count} samples: one call on the whole batch computes the same"
-        return Finding("loop", (*calls, self.end, *unread), (), tuple(added), message)
+        return RuleMatch("loop", (*calls, self.end, *unread), (), tuple(added), message)
 
     # --- finding ------------------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class _Loop:
         return added
 
 
-def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
+def _rows(step: DraftCall, lanes: Sequence[_Lane | None]) -> int | bool | None:
     """Return the rows of each sample in the result of a call on all samples at once (None: it has no such dimension);
     False if the call does not treat samples separately, or may not."""
     batched = [lane for lane in lanes if lane is not None]
@@ -304,7 +304,7 @@ def _rows(step: Step, lanes: Sequence[_Lane | None]) -> int | bool | None:
     return False
 
 
-def _keeps_samples(step: Step, op: str, rows: int | None, dims: int) -> bool:
+def _keeps_samples(step: DraftCall, op: str, rows: int | None, dims: int) -> bool:
     """Return whether a call on dimensions leaves the dimension of the samples unchanged."""
     if rows is None:
         return op != "flatten" or bool(dims)
@@ -322,7 +322,7 @@ def _keeps_samples(step: Step, op: str, rows: int | None, dims: int) -> bool:
     return True
 
 
-def _batched(call: Call, first: Step, lane: _Lane, count: int) -> Call:
+def _batched(call: Call, first: DraftCall, lane: _Lane, count: int) -> Call:
     """Return a call with its options adapted to all samples at once."""
     op = first.op.rstrip("_")
     tensor = lane.batch_tensor(count)
@@ -348,7 +348,7 @@ def _batched(call: Call, first: Step, lane: _Lane, count: int) -> Call:
 # --- linear layers on one input -----------------------------------------------------------------------------
 
 
-def linears(draft: Draft) -> Iterator[Finding]:
+def linears(draft: Draft) -> Iterator[RuleMatch]:
     """Replace several linear layers on one input by one with joined weights."""
     groups: dict[Any, list[int]] = {}
     for number in draft.order:
@@ -364,7 +364,7 @@ def linears(draft: Draft) -> Iterator[Finding]:
                 yield finding
 
 
-def _join(draft: Draft, web: Web, numbers: list[int]) -> Finding | None:
+def _join(draft: Draft, web: Web, numbers: list[int]) -> RuleMatch | None:
     steps = [draft.steps[number] for number in numbers]
     weights = [draft.steps[number].operands[1:] for number in numbers]
     lasting = all(
@@ -406,7 +406,7 @@ def _join(draft: Draft, web: Web, numbers: list[int]) -> Finding | None:
     draft.redirect({(number, 0): (split, place) for place, number in enumerate(numbers)})
     draft.remove(numbers)
     message = f"{len(rows)} linear layers on one input: one layer with concatenated weights computes the same"
-    return Finding("joined", (*numbers, *removed), (), (merged, split, *added), message)
+    return RuleMatch("joined", (*numbers, *removed), (), (merged, split, *added), message)
 
 
 class _Relayout:
@@ -448,7 +448,7 @@ class _Relayout:
         return removed, added
 
 
-def _view_result(step: Step, tensor: Tensor) -> Tensor | None:
+def _view_result(step: DraftCall, tensor: Tensor) -> Tensor | None:
     """Return the result of a view on a tensor with a new layout; None if unknown."""
     old_shape, new_shape = step.call.inputs[0].shape or (), step.call.outputs[0].shape or ()
     if len(step.call.outputs) != 1:

@@ -18,7 +18,7 @@ _OCCURRENCE = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """A module with everything in it."""
 
     module: Submodule
@@ -46,7 +46,7 @@ class Row:
         }
 
 
-def rows(graph: Graph) -> list[Row]:
+def rows(graph: Graph) -> list[ModuleRow]:
     """Return a row for each module, in the order of their definition; none if the source does not report modules."""
     nodes: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -56,7 +56,7 @@ def rows(graph: Graph) -> list[Row]:
     for module in graph.modules or _derived(graph):
         inside = [node for node in nodes[module.path] if node.computes]
         found.append(
-            Row(
+            ModuleRow(
                 module,
                 len(module.path.split(".")) if module.path else 0,
                 len(nodes[module.path]),

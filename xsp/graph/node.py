@@ -199,11 +199,6 @@ class Call:
         """Name and value of the arguments without tensors."""
         return tuple((name, value) for name, value in self.arguments if not any(True for _ in _tensors([value])))
 
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether the shape or the type of a tensor is unknown."""
-        return any(tensor.bytes is None for tensor in (*self.inputs, *self.outputs))
-
 
 def _tensors(values: Any) -> Iterator[Tensor]:
     for value in values:

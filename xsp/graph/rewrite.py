@@ -27,12 +27,12 @@ from xsp.graph import attention, merging, rules
 from xsp.graph.draft import Draft, PreparedTensor
 from xsp.graph.measures import measures
 from xsp.graph.node import Graph, Origin
-from xsp.graph.rules import Finding
+from xsp.graph.rules import RuleMatch
 from xsp.graph.section import total_text
 from xsp.graph.work import Total
 from xsp.sections import Part, Section, Table, Text
 
-RULES: Mapping[str, Callable[[Draft], Iterator[Finding]]] = {
+RULES: Mapping[str, Callable[[Draft], Iterator[RuleMatch]]] = {
     "dead": rules.dead,
     "equal": rules.equal,
     "cast": rules.casts,
@@ -119,7 +119,7 @@ def of(graph: Graph, only: Iterable[str] = RULES) -> RewrittenGraph:
     )
 
 
-def _change(draft: Draft, finding: Finding, places: Mapping[int, int]) -> RuleChange:
+def _change(draft: Draft, finding: RuleMatch, places: Mapping[int, int]) -> RuleChange:
     original = len(draft.graph.nodes)
     removed = tuple(sorted(number for number in finding.removed if number < original))
     return RuleChange(

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xsp.graph import keys
-from xsp.graph.draft import Draft, PreparedTensor, Step, Web, with_inputs
+from xsp.graph.draft import Draft, DraftCall, PreparedTensor, Web, with_inputs
 from xsp.graph.node import NodeKind, Origin, Phase, Tensor, permute
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleMatch:
     """A change by a rule at one place of a draft, with the numbers of calls in the draft."""
 
     rule: str
@@ -27,7 +27,7 @@ class Finding:
 # --- dead -------------------------------------------------------------------------------------------------
 
 
-def dead(draft: Draft) -> Iterator[Finding]:
+def dead(draft: Draft) -> Iterator[RuleMatch]:
     """Remove calls whose results are not read, module by module."""
     unread = draft.sweep()
     by_module: dict[str, list[int]] = defaultdict(list)
@@ -36,10 +36,10 @@ def dead(draft: Draft) -> Iterator[Finding]:
     for numbers in by_module.values():
         ops = _names([draft.steps[number] for number in numbers if draft.steps[number].computes])
         if ops:
-            yield Finding("dead", tuple(numbers), (), (), f"the result of {ops} is never read")
+            yield RuleMatch("dead", tuple(numbers), (), (), f"the result of {ops} is never read")
 
 
-def _names(steps: Sequence[Step]) -> str:
+def _names(steps: Sequence[DraftCall]) -> str:
     """Return the three most frequent operators of calls as text."""
     counts: dict[str, int] = defaultdict(int)
     for step in steps:
@@ -52,7 +52,7 @@ def _names(steps: Sequence[Step]) -> str:
 # --- equal ------------------------------------------------------------------------------------------------
 
 
-def equal(draft: Draft) -> Iterator[Finding]:
+def equal(draft: Draft) -> Iterator[RuleMatch]:
     """Remove calls that repeat an earlier call on the same values."""
     web = draft.web()
     first_calls: dict[Any, int] = {}
@@ -86,7 +86,7 @@ def equal(draft: Draft) -> Iterator[Finding]:
         first_module = draft.steps[group[0][0]].module
         location = f" in {first_module}" if first_module and first_module != module else ""
         message = f"{ops} computes again a result that was computed before{location}"
-        yield Finding(
+        yield RuleMatch(
             "equal", (*views, *(number for _, number in group)), tuple(first for first, _ in group), (), message
         )
         views = ()
@@ -112,7 +112,7 @@ def _is_same(draft: Draft, web: Web, first: int, second: int) -> bool:
 # --- copies -----------------------------------------------------------------------------------------------
 
 
-def copies(draft: Draft) -> Iterator[Finding]:
+def copies(draft: Draft) -> Iterator[RuleMatch]:
     """Remove copies that are not written to, if the readers of a copy can read the original."""
     while True:
         change = _copy(draft) or _copy_of_copy(draft)
@@ -121,7 +121,7 @@ def copies(draft: Draft) -> Iterator[Finding]:
         yield change
 
 
-def _copy(draft: Draft) -> Finding | None:
+def _copy(draft: Draft) -> RuleMatch | None:
     web = draft.web()
     for number in draft.order:
         step = draft.steps[number]
@@ -132,13 +132,13 @@ def _copy(draft: Draft) -> Finding | None:
         draft.redirect({(number, 0): step.operands[0]})
         draft.remove([number])
         unread = draft.sweep()
-        return Finding(
+        return RuleMatch(
             "copy", (number, *unread), (), (), f"neither the copy that {step.op} makes nor its original is written to"
         )
     return None
 
 
-def _is_copy(step: Step) -> bool:
+def _is_copy(step: DraftCall) -> bool:
     """Return whether a call only copies its first tensor."""
     if step.kind is not NodeKind.COMPUTE or not step.is_pure or len(step.call.outputs) != 1 or not step.operands:
         return False
@@ -164,7 +164,7 @@ def _can_replace(draft: Draft, web: Web, source: Origin, target: Origin) -> bool
 PERMUTES = ("transpose", "permute", "t", "swapaxes", "swapdims", "numpy_T", "adjoint")
 
 
-def _copy_of_copy(draft: Draft) -> Finding | None:
+def _copy_of_copy(draft: Draft) -> RuleMatch | None:
     """Make a copy read the source of the preceding copy; only permutations may be in between."""
     web = draft.web()
     for number in draft.order:
@@ -211,14 +211,14 @@ def _copy_of_copy(draft: Draft) -> Finding | None:
             draft.redirect({(number, 0): (added[-1], 0)})
             removed = (origin[0], *chain, number)
             draft.remove(removed)
-            return Finding(
+            return RuleMatch(
                 "copy", removed, (), tuple(added), f"{second_copy.op} copies what {first_copy.op} has just copied"
             )
         draft.remove(added)
     return None
 
 
-def _permuted(step: Step, tensor: Tensor) -> Tensor | None:
+def _permuted(step: DraftCall, tensor: Tensor) -> Tensor | None:
     """Return the result of a permutation of a tensor; None if unknown."""
     shape = tensor.shape or ()
     order = list(range(len(shape)))
@@ -257,7 +257,7 @@ def can_represent(wide: str | None, narrow: str | None) -> bool:
     return narrow in _INTEGERS and wide in _FLOATS and _FLOATS[wide][1] + 1 >= _INTEGERS[narrow][1]
 
 
-def casts(draft: Draft) -> Iterator[Finding]:
+def casts(draft: Draft) -> Iterator[RuleMatch]:
     """Remove casts there and back; then narrow computation in float64 between two casts to float32."""
     while (finding := _round_trip(draft)) is not None:
         yield finding
@@ -266,13 +266,13 @@ def casts(draft: Draft) -> Iterator[Finding]:
         yield narrowed
 
 
-def _is_cast(step: Step | None) -> bool:
+def _is_cast(step: DraftCall | None) -> bool:
     if step is None or step.op not in CASTS or not step.is_pure or not step.computes:
         return False
     return step.call.inputs[0].dtype != step.call.outputs[0].dtype
 
 
-def _round_trip(draft: Draft) -> Finding | None:
+def _round_trip(draft: Draft) -> RuleMatch | None:
     web = draft.web()
     for number in draft.order:
         last_cast = draft.steps[number]
@@ -290,11 +290,11 @@ def _round_trip(draft: Draft) -> Finding | None:
         draft.remove([number])
         changes = None if can_represent(wide, narrow) else f"values are no longer rounded to {wide}"
         message = f"cast from {narrow} to {wide} and back"
-        return Finding("cast", (number, *draft.sweep()), (), (), message, changes)
+        return RuleMatch("cast", (number, *draft.sweep()), (), (), message, changes)
     return None
 
 
-def _in_float64(draft: Draft, tried: set[int]) -> Finding | None:
+def _in_float64(draft: Draft, tried: set[int]) -> RuleMatch | None:
     for number in draft.order:
         step = draft.steps[number]
         if number in tried or not _is_cast(step) or step.call.outputs[0].dtype != WIDE:
@@ -351,7 +351,7 @@ class _Region:
             self.draft.steps[number].call.inputs[0].dtype in _FLOATS for number in self.casts_in
         )
 
-    def narrow(self) -> Finding | None:
+    def narrow(self) -> RuleMatch | None:
         """Replace the calls by the same calls in float32; return None if the layout of a tensor would change."""
         draft = self.draft
         region = [number for number in draft.order if number in self.casts_in | self.calls | self.casts_out]
@@ -382,9 +382,9 @@ class _Region:
         draft.remove(region)
         computing = [draft.steps[number] for number in region if number in self.calls and draft.steps[number].computes]
         if not computing:
-            return Finding("cast", tuple(region), (), tuple(added), "cast to float64 and back")
+            return RuleMatch("cast", tuple(region), (), tuple(added), "cast to float64 and back")
         message = f"casts to float64 and back, around {_names(computing)}"
-        return Finding("cast", tuple(region), (), tuple(added), message, "computed in float32 instead of float64")
+        return RuleMatch("cast", tuple(region), (), tuple(added), message, "computed in float32 instead of float64")
 
 
 def _narrow(tensor: Tensor) -> Tensor:
@@ -405,7 +405,7 @@ NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_trainin
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "convolution")
 
 
-def norms(draft: Draft) -> Iterator[Finding]:
+def norms(draft: Draft) -> Iterator[RuleMatch]:
     """Fold batch norms in evaluation into the preceding convolution or linear layer."""
     web = draft.web()
     for number in list(draft.order):
@@ -434,10 +434,10 @@ def norms(draft: Draft) -> Iterator[Finding]:
         place = norm.operands[0][0]
         added = _fold(draft, place, number, (weight, bias, scale, shift, mean, variance))
         message = f"batch norm in evaluation mode, which can be folded into the weights of the {preceding.op} before it"
-        yield Finding("norm", (place, number), (), (added,), message)
+        yield RuleMatch("norm", (place, number), (), (added,), message)
 
 
-def _can_fold(preceding: Step, norm: Step) -> bool:
+def _can_fold(preceding: DraftCall, norm: DraftCall) -> bool:
     output = preceding.call.outputs[0]
     if not preceding.is_pure or norm.call.outputs[0] != output or norm.call.inputs[0] != output:
         return False

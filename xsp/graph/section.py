@@ -13,7 +13,7 @@ from xsp.graph.measures import critical, measures
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Tensor
 from xsp.scrub import plain
 from xsp.sections import Branch, Cell, Part, Section, Table, Text, Tree
-from xsp.texts import amount, at_least
+from xsp.texts import amount, at_least, counted
 
 NAME = "graph"
 
@@ -27,28 +27,28 @@ MOST_OPERATORS = 12
 
 
 @dataclass
-class Module:
+class ModuleNode:
     """A module with its own calls, and the modules in it."""
 
     nodes: list[int] = field(default_factory=list)
     """Places of the module's own calls in the graph."""
 
-    children: dict[str, Module] = field(default_factory=dict)
+    children: dict[str, ModuleNode] = field(default_factory=dict)
     """Name → inner module."""
 
 
-def tree(graph: Graph, most_levels: int | None = None) -> Module:
+def tree(graph: Graph, most_levels: int | None = None) -> ModuleNode:
     """Return the whole step as a tree: the phases, and in these the modules.
 
     Args:
         graph: any graph.
         most_levels: number of levels below which calls are listed in the surrounding module.
     """
-    root = Module()
+    root = ModuleNode()
     for number, node in enumerate(graph.nodes):
         module = root
         for part in [node.phase.value, *filter(None, node.module.split("."))][:most_levels]:
-            module = module.children.setdefault(part, Module())
+            module = module.children.setdefault(part, ModuleNode())
         module.nodes.append(number)
     return root
 
@@ -144,7 +144,7 @@ def _partly(convention: str, figures: work.Total, graph: Graph, figure: Callable
         return convention
     operators = list(dict.fromkeys(plain(node.call.op)[:40] for node in graph.computing if figure(node) is None))
     names = operators[0] + (f" and {len(operators) - 1} more" if len(operators) > 1 else "")
-    calls = f"{figures.unknown:,} call{'s' * (figures.unknown > 1)}"
+    calls = counted(figures.unknown, "call")
     return f"{'at least; ' if figures.known is not None else ''}{calls} unknown: {names}"
 
 
@@ -166,7 +166,7 @@ def _operators(graph: Graph) -> Table:
 
 
 def branch(
-    name: str, module: Module, leaf: Callable[[int], Branch], sums: Callable[[Sequence[int]], tuple[Cell, ...]]
+    name: str, module: ModuleNode, leaf: Callable[[int], Branch], sums: Callable[[Sequence[int]], tuple[Cell, ...]]
 ) -> Branch:
     """Return a module as a branch, with its calls and then its inner modules; it is marked if one of these is.
 
@@ -182,7 +182,7 @@ def branch(
     return Branch(name, sums(list(_all_nodes(module))), marked, (*calls, *inner))
 
 
-def _module_cells(row: moduletable.Row) -> tuple[Cell, ...]:
+def _module_cells(row: moduletable.ModuleRow) -> tuple[Cell, ...]:
     output = next((sizes(tensor) for tensor in row.module.outputs), "")
     return (
         row.module.path or "(the model)",
@@ -212,7 +212,7 @@ def _tree(graph: Graph) -> Tree:
     return Tree(("inputs", "FLOPs", "bytes"), (root,), "Modules and their calls", mark)
 
 
-def _all_nodes(module: Module) -> Iterator[int]:
+def _all_nodes(module: ModuleNode) -> Iterator[int]:
     pending = [module]
     while pending:
         current = pending.pop()

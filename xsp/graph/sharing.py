@@ -138,7 +138,7 @@ def jaccard(members: Sequence[Member]) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Group:
+class SimilarModels:
     """A group of similar models."""
 
     places: tuple[int, ...]
@@ -148,7 +148,7 @@ class Group:
     """Mean Jaccard index between the two halves that were joined last; 1 for a single model."""
 
 
-def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Group]:
+def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[SimilarModels]:
     """Return the models in groups, by average linkage, in the order of the clustering.
 
     The two groups with the highest mean Jaccard index between their models are joined repeatedly. Groups joined at
@@ -162,7 +162,7 @@ def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Gro
     np.fill_diagonal(similarity, -1.0)
     exact = np.nan_to_num(indexes, nan=0.0)
     order: dict[int, tuple[int, ...]] = {place: (place,) for place in range(count)}
-    parts = {place: [Group((place,), 1.0)] for place in range(count)}
+    parts = {place: [SimilarModels((place,), 1.0)] for place in range(count)}
     size = np.ones(count)
     for _ in range(count - 1):
         first, second = divmod(int(similarity.argmax()), count)
@@ -173,7 +173,7 @@ def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Gro
             place for cluster, is_reversed in pair for place in order[cluster][:: -1 if is_reversed else 1]
         )
         if level >= threshold:
-            parts[first] = [Group(order[first], level)]
+            parts[first] = [SimilarModels(order[first], level)]
         else:
             parts[first] = [group for cluster, is_reversed in pair for group in _oriented(parts[cluster], is_reversed)]
         del order[second], parts[second]
@@ -186,8 +186,8 @@ def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Gro
     return parts[min(parts)] if parts else []
 
 
-def _oriented(parts: list[Group], is_reversed: bool) -> list[Group]:
-    return [Group(group.places[::-1], group.similarity) for group in parts[::-1]] if is_reversed else parts
+def _oriented(parts: list[SimilarModels], is_reversed: bool) -> list[SimilarModels]:
+    return [SimilarModels(group.places[::-1], group.similarity) for group in parts[::-1]] if is_reversed else parts
 
 
 def _best_orientation(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:

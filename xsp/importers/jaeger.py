@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from xsp.errors import TraceError
 from xsp.importers import otlp_json
 from xsp.importers.contract import Imported, Losses, RowImporter, is_url, open_bytes, without_credentials
-from xsp.importers.otlp import MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.otlp import MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 
 if TYPE_CHECKING:
     from urllib.error import HTTPError
@@ -67,7 +67,7 @@ class Jaeger(RowImporter):
         if in_microseconds:
             losses.note("Jaeger's UI gives times in whole microseconds: starts are exact to the microsecond only")
 
-        def parts() -> Iterator[Part]:
+        def parts() -> Iterator[ScopeSpans]:
             for document in documents:
                 yield from _parts(document, source)
             reader.close()
@@ -89,7 +89,7 @@ def _parts_of_url(url: str) -> tuple[str, str]:
     return match[1], match[2].lower().zfill(32)
 
 
-def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
+def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[ScopeSpans]:
     """Yield the parts of a trace and of the traces that its spans link to."""
     visited = {trace_id}
     yield from _trace(base, trace_id)
@@ -108,7 +108,7 @@ def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[Part]:
     reader.close()
 
 
-def _trace(base: str, trace_id: str) -> Iterator[Part]:
+def _trace(base: str, trace_id: str) -> Iterator[ScopeSpans]:
     url = f"{base}/api/v3/traces/{trace_id}?raw_traces=true"  # as stored: no clock is adjusted
     place = without_credentials(url)
     text = _get(url, place)
@@ -217,7 +217,7 @@ def _documents(text: bytes, place: str) -> Iterator[dict[str, Any]]:
 _BLANK = re.compile(r"\s*")
 
 
-def _parts(document: Mapping[str, Any], place: str) -> Iterator[Part]:
+def _parts(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of a document in one of Jaeger's two formats."""
     for name in ("error", "errors"):
         if document.get(name):
@@ -238,7 +238,7 @@ def _message(error: Any) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
 
 
-def _ui_parts(trace: Any, place: str) -> Iterator[Part]:
+def _ui_parts(trace: Any, place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of a trace in the format of the UI's download: one per span, with the resource of its process."""
     fits = isinstance(trace, dict) and isinstance(trace.get("spans"), list)
     if not fits or not isinstance(trace.get("processes", {}), dict):
@@ -251,9 +251,9 @@ def _ui_parts(trace: Any, place: str) -> Iterator[Part]:
         try:
             resource = {**_tags(process.get("tags")), "service.name": process.get("serviceName")}
             tags = _tags(span.get("tags")) if isinstance(span, dict) else {}
-            yield Part(resource, str(tags.get("otel.scope.name", "")), [_span(span, tags)])
+            yield ScopeSpans(resource, str(tags.get("otel.scope.name", "")), [_span(span, tags)])
         except InvalidSpan as error:
-            yield Part({}, "", [error])
+            yield ScopeSpans({}, "", [error])
 
 
 def _span(span: Any, tags: Mapping[str, Any]) -> OtlpSpan | InvalidSpan:

@@ -199,7 +199,7 @@ def _write(
     columns = (
         Column("number", "BIGINT", "of the row in `raw_spans`"),
         Column("additions", "VARCHAR", "attributes, as JSON"),
-        *(column for name in metrics.Figures._fields for column in COLUMNS if column.name == name),
+        *(column for name in metrics.KernelFigures._fields for column in COLUMNS if column.name == name),
     )
     table.create(con, "counted", columns)
     table.insert(con, "counted", rows, columns)

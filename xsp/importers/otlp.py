@@ -77,7 +77,7 @@ class OtlpSpan(NamedTuple):
     """Number of its events, for which the table has no place."""
 
 
-class Part(NamedTuple):
+class ScopeSpans(NamedTuple):
     """Spans of one resource and one scope."""
 
     resource: Mapping[str, Any]
@@ -109,7 +109,7 @@ class Reader:
         self._run_indices: dict[str, int] = {}
         self._unit_ns = unit_ns
 
-    def rows(self, parts: Iterable[Part]) -> Iterator[Row]:
+    def rows(self, parts: Iterable[ScopeSpans]) -> Iterator[Row]:
         """Yield the rows of all parts, and count spans that cannot become rows."""
         for part in parts:
             run = self._run_of(part.resource)
@@ -131,7 +131,7 @@ class Reader:
                 "the overview alone does not hold them"
             )
 
-    def _span(self, part: Part, decoded: OtlpSpan | InvalidSpan) -> Span | None:
+    def _span(self, part: ScopeSpans, decoded: OtlpSpan | InvalidSpan) -> Span | None:
         if isinstance(decoded, InvalidSpan):
             raise decoded
         trace_id, span_id = _id(_TRACE, decoded.trace_id, "trace"), _id(_SPAN, decoded.span_id, "span")
@@ -149,7 +149,7 @@ class Reader:
             return None
         return self._xsp_span(part, decoded, span)
 
-    def _xsp_span(self, part: Part, decoded: OtlpSpan, span: Span) -> Span | None:
+    def _xsp_span(self, part: ScopeSpans, decoded: OtlpSpan, span: Span) -> Span | None:
         """Return a span of xsp with its original columns; None if it only represents others."""
         attributes = decoded.attributes
         count = attributes.get(f"{FOLD}count")
@@ -184,7 +184,7 @@ class Reader:
             origin["parent_id"] = _id(_SPAN, original, "original parent") if original else None
         return origin
 
-    def _foreign(self, part: Part, decoded: OtlpSpan, span: Span) -> Span:
+    def _foreign(self, part: ScopeSpans, decoded: OtlpSpan, span: Span) -> Span:
         """Return a span of another program."""
         attributes = {
             name: value for name, value in decoded.attributes.items() if not name.startswith(_JAEGER_PREFIXES)

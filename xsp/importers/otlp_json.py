@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from xsp.errors import TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
-from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 
 _OTLP_START = re.compile(rb'\s*\{[^{}\[\]]*"resource(?:Spans|Metrics|Logs)"\s*:')
 _OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
@@ -40,7 +40,7 @@ class OtlpJson(RowImporter):
         losses = Losses(self.name)
         reader = Reader(losses)
 
-        def parts() -> Iterator[Part]:
+        def parts() -> Iterator[ScopeSpans]:
             with open_bytes(Path(source)) as file:
                 for place, document in documents(file, source):
                     if any(name in document for name in _OTHER_SIGNALS):
@@ -123,7 +123,7 @@ def parse_object(text: bytes, place: str) -> dict[str, Any]:
     return _object(document, place, "the document")
 
 
-def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
+def parts_of(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of an OTLP document.
 
     Args:
@@ -145,7 +145,7 @@ def parts_of(document: Mapping[str, Any], place: str) -> Iterator[Part]:
                 group = _object(group, place, f"an item of {name}")
                 scope = _object(group.get(scope_key) or {}, place, scope_key).get("name", "")
                 spans = _list(group, "spans", place)
-                yield Part(attributes, scope if isinstance(scope, str) else "", map(decode_span, spans))
+                yield ScopeSpans(attributes, scope if isinstance(scope, str) else "", map(decode_span, spans))
 
 
 def decode_span(span: Any) -> OtlpSpan | InvalidSpan:

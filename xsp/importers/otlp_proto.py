@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
-from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Part, Reader
+from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 from xsp.importers.xplane import is_xspace
 
 _LENGTH = struct.Struct(">I")
@@ -41,7 +41,7 @@ class OtlpProto(RowImporter):
         losses = Losses(self.name)
         reader = Reader(losses)
 
-        def parts() -> Iterator[Part]:
+        def parts() -> Iterator[ScopeSpans]:
             for place, body in _messages(source):
                 yield from parts_of(decode(body, place), place)
             reader.close()
@@ -142,7 +142,7 @@ def decode(body: bytes, place: str) -> Any:
     return message
 
 
-def parts_of(message: Any, place: str) -> Iterator[Part]:
+def parts_of(message: Any, place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of a message.
 
     Raises:
@@ -154,7 +154,7 @@ def parts_of(message: Any, place: str) -> Iterator[Part]:
         except InvalidSpan as error:
             raise TraceError(f"{place}: attributes of a resource: {error}") from None
         for group in resource.scope_spans:
-            yield Part(attributes, group.scope.name, map(decode_span, group.spans))
+            yield ScopeSpans(attributes, group.scope.name, map(decode_span, group.spans))
 
 
 def decode_span(span: Any) -> OtlpSpan | InvalidSpan:

@@ -89,22 +89,22 @@ def append_sources(con: duckdb.DuckDBPyConnection, sources: Sequence[Imported]) 
     return list(runs.values()), [source.losses for source in sources]
 
 
-def deduplicate(con: duckdb.DuckDBPyConnection, source: str = "arrived") -> int:
-    """Make the table `distinct_spans` of the spans that arrived, each span once.
+def deduplicate(con: duckdb.DuckDBPyConnection) -> int:
+    """Make the table `distinct_spans` of `arrived`, each span once.
 
     Returns:
         The number of duplicates.
     """
     con.execute(
-        f"""
+        """
         CREATE OR REPLACE TABLE distinct_spans AS
-        SELECT * EXCLUDE (position) FROM (SELECT *, row_number() OVER () AS position FROM {source})
+        SELECT * EXCLUDE (position) FROM (SELECT *, row_number() OVER () AS position FROM arrived)
         QUALIFY row_number() OVER (PARTITION BY trace_id, span_id ORDER BY position) = 1
         """
     )
     (arrived,), (remaining,) = (
         con.execute(f"SELECT count(*) FROM {name} WHERE kind <> '{Kind.LOOP}'").fetchall()[0]
-        for name in (source, "distinct_spans")
+        for name in ("arrived", "distinct_spans")
     )
     return int(arrived - remaining)
 

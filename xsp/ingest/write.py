@@ -26,7 +26,7 @@ from xsp.ingest.jobs import BATCH, Job, name_of
 from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Kind, Level, Rule
 from xsp.store import loop
-from xsp.store.write import Store
+from xsp.store.write import StepWriter
 
 MAX_SINGLE_SEGMENTS = 500
 """Maximum number of steps with a segment each; if there are more, a segment holds several, with about `BATCH` spans."""
@@ -80,7 +80,7 @@ def write(
         }
         for stale in set(rundir.segments(out)) - segment_paths:
             stale.unlink()
-        Store(out).finish(run)
+        StepWriter(out).finish(run)
     except (duckdb.Error, OSError) as error:
         raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
     return run

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from xsp import clock
 from xsp.collector import Collector
-from xsp.instrumentation.sampling import Call, Model
-from xsp.instrumentation.windows import Window, Windows
+from xsp.instrumentation.sampling import SampledCall, TracedModel
+from xsp.instrumentation.windows import CallWindow, Windows
 from xsp.instrumentation.worker import CallRequest, RecordedCalls, attributes
 from xsp.record.collecting import Collecting, Listener
 from xsp.schema import Kind, Level, Span
@@ -38,14 +38,14 @@ MOST_UNREAD = 256
 OVERLOADED = "calls came faster than they could be delivered"
 
 
-class Calls:
+class CallRecorder:
     """The calls of this process, from the begin of a call until its spans are in the queue."""
 
     def __init__(self, collecting: Collecting) -> None:
         """Set up the state of one process; threads start with the first recorded call."""
         from xsp.instrumentation.provider import Handover
 
-        self.running: dict[int, Call] = {}
+        self.running: dict[int, SampledCall] = {}
         """Running calls in chosen requests, by thread."""
 
         self.rung = Level.MODEL
@@ -55,18 +55,18 @@ class Calls:
         self._windows = Windows(collecting, lambda: self.rung, self.drain)
         self._handover: Handover = Handover()
         self._switch_lock, self._drain_lock = threading.Lock(), threading.Lock()
-        self._recording_calls: set[Call] = set()
+        self._recording_calls: set[SampledCall] = set()
         """Recorded calls that are still running."""
 
-        self._unread_calls: set[Call] = set()
+        self._unread_calls: set[SampledCall] = set()
         """Recorded calls whose rows were not read yet."""
 
-        self._ended_queue: queue.SimpleQueue[Call | Window | None] = queue.SimpleQueue()
+        self._ended_queue: queue.SimpleQueue[SampledCall | CallWindow | None] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
     # --- in the request -------------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: SampledCall) -> None:
         """Record a call that begins on this thread, as deep as possible. Never raises."""
         try:
             call.outer_error, call.thread = sys.exc_info()[1], threading.get_native_id()
@@ -81,7 +81,7 @@ class Calls:
         except Exception as error:
             self.fail(call.model, error)
 
-    def _record(self, call: Call) -> None:
+    def _record(self, call: SampledCall) -> None:
         with self._switch_lock:
             if self._reader is None:
                 self._read_in_background()
@@ -112,7 +112,7 @@ class Calls:
         finally:
             self.running.pop(threading.get_ident(), None)
 
-    def _stop(self, call: Call) -> None:
+    def _stop(self, call: SampledCall) -> None:
         """Queue a recorded call, or the window that it was the last call of, for reading."""
         if call.span is not None:
             call.model.tally.begin()
@@ -124,7 +124,7 @@ class Calls:
         if item is not None:
             self._ended_queue.put(item)
 
-    def _start_span(self, call: Call) -> None:
+    def _start_span(self, call: SampledCall) -> None:
         """Start the model's span; the span of a recorded call is ended once its rows have been read."""
         from opentelemetry.trace import Status, StatusCode
 
@@ -150,7 +150,7 @@ class Calls:
         else:
             span.end(call.end + call.anchor.offset_ns)
 
-    def fail(self, model: Model, error: Exception, is_pending: bool = False) -> None:
+    def fail(self, model: TracedModel, error: Exception, is_pending: bool = False) -> None:
         """Count a call whose spans are lost because xsp failed."""
         reason = f"xsp failed: {type(error).__name__}: {error}"
         if is_pending:
@@ -168,10 +168,10 @@ class Calls:
 
     def _read(self) -> None:
         while (item := self._ended_queue.get()) is not None:
-            self._wait_for_requests(item.calls if isinstance(item, Window) else [item])
+            self._wait_for_requests(item.calls if isinstance(item, CallWindow) else [item])
             self.drain(item)
 
-    def _wait_for_requests(self, calls: Sequence[Call]) -> None:
+    def _wait_for_requests(self, calls: Sequence[SampledCall]) -> None:
         """Wait for the requests to end: reading rows runs Python, which would delay the threads that answer them."""
         from opentelemetry.trace import get_current_span
 
@@ -182,10 +182,10 @@ class Calls:
             if open_requests:
                 time.sleep(0.002)
 
-    def drain(self, item: Call | Window) -> None:
+    def drain(self, item: SampledCall | CallWindow) -> None:
         """Read the rows of an ended call or window from the collectors, unless already read, and hand them over."""
         with self._drain_lock, self._handover.short_switch_interval():
-            if isinstance(item, Call):
+            if isinstance(item, SampledCall):
                 calls = [item] if item in self._unread_calls else []
             else:
                 calls = [] if item.is_read else item.calls
@@ -204,14 +204,14 @@ class Calls:
                         call.span.end(call.end + call.anchor.offset_ns)
                 self._forget(calls)
 
-    def _rows(self, item: Call | Window) -> list[Span]:
+    def _rows(self, item: SampledCall | CallWindow) -> list[Span]:
         """Return the rows of a call; for a window, of all threads, because work may belong to any of its calls."""
-        if isinstance(item, Call):
+        if isinstance(item, SampledCall):
             return self._collecting.rows_during(item.anchor, item.start, item.end, item.thread)
         layers = self._collecting.rows_during(item.anchor, item.start, item.end)
         return layers + self._collecting.rows(item.anchor, by_thread=False)
 
-    def _forget(self, calls: Sequence[Call]) -> None:
+    def _forget(self, calls: Sequence[SampledCall]) -> None:
         """Make the collectors drop the rows that no call needs any more."""
         now = clock.monotonic_ns()
         with self._switch_lock:
@@ -219,9 +219,9 @@ class Calls:
             oldest = min((call.start for call in self._unread_calls), default=now)
         self._collecting.drop_before(oldest)
 
-    def _hand_over(self, calls: Sequence[Call], rows: list[Span]) -> None:
+    def _hand_over(self, calls: Sequence[SampledCall], rows: list[Span]) -> None:
         """Complete the models' spans, and put the rows below them into the delivery queue."""
-        accepted_calls: list[Call] = []
+        accepted_calls: list[SampledCall] = []
         call_requests: list[CallRequest] = []
         for call in calls:
             index = _own_row(call, rows)
@@ -280,7 +280,7 @@ class Calls:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def wait_until_ended(self, models: set[Model], deadline: float) -> None:
+    def wait_until_ended(self, models: set[TracedModel], deadline: float) -> None:
         """Wait for running calls of these models until `deadline`, a time of `time.monotonic`."""
         while any(call.model in models for call in list(self.running.values())) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -290,8 +290,8 @@ class Calls:
         for item in self._empty_queue():
             self.drain(item)
 
-    def _empty_queue(self) -> list[Call | Window]:
-        items: list[Call | Window] = []
+    def _empty_queue(self) -> list[SampledCall | CallWindow]:
+        items: list[SampledCall | CallWindow] = []
         while not self._ended_queue.empty():
             try:
                 item = self._ended_queue.get_nowait()
@@ -313,7 +313,7 @@ class Calls:
         return bool(self._recording_calls) or self._windows.is_open
 
 
-def _own_row(call: Call, rows: Sequence[Span]) -> int | None:
+def _own_row(call: SampledCall, rows: Sequence[Span]) -> int | None:
     """Return the index of the row of the call itself, or None if there is none."""
     start, end = call.start + call.anchor.offset_ns, call.end + call.anchor.offset_ns
     for index, row in enumerate(rows):

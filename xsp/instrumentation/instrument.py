@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from xsp import clock, processes, serving
 from xsp.collector import Collector, Signal
 from xsp.errors import PluginError, UsageError
-from xsp.instrumentation.calls import Calls
+from xsp.instrumentation.calls import CallRecorder
 from xsp.instrumentation.counts import Counts, sum_counts
 from xsp.instrumentation.requestspans import RequestSpans, served
-from xsp.instrumentation.sampling import MOST_OUTSIDE, Model, Models, Settings, bound_of, choose_call
+from xsp.instrumentation.sampling import MOST_OUTSIDE, Models, SamplingSettings, TracedModel, bound_of, choose_call
 from xsp.levels import parse_levels
 from xsp.otlp.endpoint import endpoint
 from xsp.record.collecting import Collecting
@@ -111,8 +111,8 @@ class Instrumented:
         collecting = _find_collectors(collectors, rung)
         names = frozenset(collecting.names)
         whole_process = any(not collector.by_thread for collector in collecting.collectors)
-        settings = Settings(sample, bound, rung, names, whole_process, self._tracing, otlp)
-        self._models = [Model(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
+        settings = SamplingSettings(sample, bound, rung, names, whole_process, self._tracing, otlp)
+        self._models = [TracedModel(model, name, settings) for model, name in zip(models, _names(models), strict=True)]
         self._closed = False
         self._engine = Engine(self._models[0].name, models[0])
         self._engine_notes: list[str] = []
@@ -245,14 +245,14 @@ class _Process:
     def __init__(self, collecting: Collecting) -> None:
         global _active
         self.collecting, self._models = collecting, Models()
-        self.calls = Calls(collecting)
-        self._handles: list[list[Model]] = []
+        self.calls = CallRecorder(collecting)
+        self._handles: list[list[TracedModel]] = []
         self._requests: list[RequestSpans] = []
         collecting.open(self._listener())
         _active = self
         processes.call_in_children(_restart_in_child)
 
-    def add(self, models: list[Model], collecting: Collecting, requests: RequestSpans) -> None:
+    def add(self, models: list[TracedModel], collecting: Collecting, requests: RequestSpans) -> None:
         """Instrument models.
 
         Args:
@@ -268,7 +268,7 @@ class _Process:
         self._models.add(models)
         self.calls.set_depth(self._rung())
 
-    def remove(self, models: list[Model], deadline: float, requests: RequestSpans) -> bool:
+    def remove(self, models: list[TracedModel], deadline: float, requests: RequestSpans) -> bool:
         """Remove the models of a handle once their calls have ended; return whether it was the last handle.
 
         Args:
@@ -325,7 +325,7 @@ class _Process:
 
         return listen
 
-    def _begin(self, model: Model, module: Any, requests: tuple[Any, ...] | None) -> None:
+    def _begin(self, model: TracedModel, module: Any, requests: tuple[Any, ...] | None) -> None:
         try:
             call = choose_call(model, module, requests)
         except Exception as error:
@@ -342,7 +342,7 @@ class _Process:
         was_recording = self.calls.forget()
         for requests in self._requests:
             requests.renew()
-        self.calls = Calls(self.collecting)
+        self.calls = CallRecorder(self.collecting)
         for model in (model for models in self._handles for model in models):
             model.renew()
             if was_recording:

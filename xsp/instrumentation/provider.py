@@ -23,9 +23,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from xsp.errors import UsageError
-from xsp.instrumentation.sampling import Model
+from xsp.instrumentation.sampling import TracedModel
 from xsp.instrumentation.worker import (
-    Answer,
+    CallOutcome,
     CallRequest,
     Correlator,
     CorrelatorError,
@@ -147,7 +147,7 @@ class Handover:
         """Whether the queue is so full that less should be recorded."""
         return 2 * self._bytes > QUEUED_BYTES or 2 * self._calls > QUEUED_CALLS
 
-    def put(self, recorded: RecordedCalls, models: Sequence[Model]) -> bool:
+    def put(self, recorded: RecordedCalls, models: Sequence[TracedModel]) -> bool:
         """Queue calls, whose outcomes the tallies of their models will count; return False if the queue is full.
 
         Args:
@@ -222,12 +222,12 @@ class Handover:
                 self._calls, self._bytes = self._calls - len(batch.models), self._bytes - len(batch.packed)
         self._end_correlator()
 
-    def _answers(self, packed: bytes) -> list[Answer]:
+    def _answers(self, packed: bytes) -> list[CallOutcome]:
         if self._correlator is None:
             self._correlator = Correlator()
         return self._correlator.correlate(packed)
 
-    def _deliver(self, call: CallRequest, model: Model, answer: Answer) -> str | None:
+    def _deliver(self, call: CallRequest, model: TracedModel, answer: CallOutcome) -> str | None:
         """Deliver a call's spans; return the problem, or None."""
         try:
             with self.short_switch_interval():
@@ -248,10 +248,10 @@ class Handover:
 class _Batch(NamedTuple):
     packed: bytes
     calls: list[CallRequest]
-    models: Sequence[Model]
+    models: Sequence[TracedModel]
 
 
-def _finish(models: Iterable[Model], reason: str) -> None:
+def _finish(models: Iterable[TracedModel], reason: str) -> None:
     for model in models:
         model.tally.finish(reason)
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from xsp import clock
-from xsp.instrumentation.sampling import Model, is_chosen
+from xsp.instrumentation.sampling import TracedModel, is_chosen
 from xsp.instrumentation.worker import FinishedSpan, attributes
 from xsp.record.compilations import latest_compilations
 from xsp.record.requestrows import request_row, step_row
@@ -52,7 +52,7 @@ class _Place:
 class RequestSpans(Log):
     """A sink that sends the requests of the engines that call a handle's models, and the steps that served them."""
 
-    def __init__(self, models: Sequence[Model], note: Callable[[str], object]) -> None:
+    def __init__(self, models: Sequence[TracedModel], note: Callable[[str], object]) -> None:
         """Start without requests.
 
         Args:

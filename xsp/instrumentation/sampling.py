@@ -18,10 +18,10 @@ from xsp.schema import Level
 
 if TYPE_CHECKING:
     from xsp.instrumentation.provider import Tracing
-    from xsp.instrumentation.windows import Window
+    from xsp.instrumentation.windows import CallWindow
 
 
-class Settings(NamedTuple):
+class SamplingSettings(NamedTuple):
     """How the calls of a model are recorded, and where their spans are sent."""
 
     sample: float
@@ -46,10 +46,10 @@ MOST_OUTSIDE = 20
 """Calls of a model on threads without an open span, and none with one, after which a hint is logged."""
 
 
-class Model:
+class TracedModel:
     """An instrumented model: its settings, and the outcomes of its calls in this process."""
 
-    def __init__(self, module: Any, name: str, settings: Settings) -> None:
+    def __init__(self, module: Any, name: str, settings: SamplingSettings) -> None:
         """Start to count.
 
         Args:
@@ -94,12 +94,12 @@ class Models:
     """The instrumented models of a process. A model belongs to the last handle that was created for it."""
 
     def __init__(self) -> None:
-        self.by_id: dict[int, Model] = {}
+        self.by_id: dict[int, TracedModel] = {}
         """Models by the `id` of their module."""
 
-        self._outermost: weakref.WeakKeyDictionary[Any, Model | None] = weakref.WeakKeyDictionary()
+        self._outermost: weakref.WeakKeyDictionary[Any, TracedModel | None] = weakref.WeakKeyDictionary()
 
-    def add(self, models: Iterable[Model]) -> None:
+    def add(self, models: Iterable[TracedModel]) -> None:
         """Add models."""
         for model in models:
             module = model.module()
@@ -108,7 +108,7 @@ class Models:
             model.finalizer.atexit = False
         self._outermost = weakref.WeakKeyDictionary()
 
-    def remove(self, models: Iterable[Model]) -> None:
+    def remove(self, models: Iterable[TracedModel]) -> None:
         """Remove models, unless they belong to another handle by now."""
         removed_models = set(models)
         for key in [key for key, model in self.by_id.items() if model in removed_models]:
@@ -117,7 +117,7 @@ class Models:
             model.finalizer.detach()
         self._outermost = weakref.WeakKeyDictionary()
 
-    def outermost(self, module: Any) -> Model | None:
+    def outermost(self, module: Any) -> TracedModel | None:
         """Return the outermost model that a module contains."""
         cache = self._outermost
         try:
@@ -127,13 +127,13 @@ class Models:
             outermost = cache[module] = next((model for model in contained if model is not None), None)
             return outermost
 
-    def _remove_deleted(self, key: int, model: Model) -> None:
+    def _remove_deleted(self, key: int, model: TracedModel) -> None:
         if self.by_id.get(key) is model:
             del self.by_id[key]
             self._outermost = weakref.WeakKeyDictionary()
 
 
-class Call:
+class SampledCall:
     """A call of a model in a chosen request, from its begin until its rows were read."""
 
     __slots__ = (
@@ -160,10 +160,12 @@ class Call:
     start: int
     thread: int
 
-    def __init__(self, model: Model, name: str, context: Any, links: Sequence[Any], open_spans: Sequence[Any]) -> None:
+    def __init__(
+        self, model: TracedModel, name: str, context: Any, links: Sequence[Any], open_spans: Sequence[Any]
+    ) -> None:
         self.model, self.name, self.context, self.links, self.open_spans = model, name, context, links, open_spans
         self.is_recorded = False
-        self.window: Window | None = None
+        self.window: CallWindow | None = None
         """The window in which the call's operators and deeper levels are recorded."""
 
         self.omission: str | None = None
@@ -182,7 +184,7 @@ def bound_of(sample: float) -> int:
         raise UsageError(f"sample={sample!r}: a share of the requests is between 0 and 1") from error
 
 
-def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> Call | None:
+def choose_call(model: TracedModel, module: Any, requests: tuple[Any, ...] | None) -> SampledCall | None:
     """Return the call with its context in the requests' traces; None if none of a batch's requests is chosen.
 
     Args:
@@ -194,7 +196,7 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
 
     name = type(getattr(module, "_orig_mod", module)).__name__
     if requests is None:
-        return Call(model, name, context.get_current(), (), ())
+        return SampledCall(model, name, context.get_current(), (), ())
     spans = [
         trace.get_current_span(request) if isinstance(request, context.Context) else request for request in requests
     ]
@@ -208,7 +210,7 @@ def choose_call(model: Model, module: Any, requests: tuple[Any, ...] | None) -> 
     else:
         parent_context = trace.set_span_in_context(trace.NonRecordingSpan(eligible[0]))
     open_spans = [span for span in spans if isinstance(span, trace.Span) and span.is_recording()]
-    return Call(
+    return SampledCall(
         model,
         name,
         parent_context,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from xsp import clock
 from xsp.collector import Collector
-from xsp.instrumentation.sampling import Call
+from xsp.instrumentation.sampling import SampledCall
 from xsp.record.collecting import Collecting
 from xsp.schema import Level
 
@@ -33,7 +33,7 @@ BUSY = "operators: the collectors were busy with earlier calls"
 _ONE_THREAD = "operators: this version of torch records those of one thread at a time"
 
 
-class Window:
+class CallWindow:
     """A window, with the calls in it."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Window:
     anchor: clock.Anchor
     end: int
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SampledCall) -> None:
         """Start with one call."""
         self.calls = [call]
         self.running_calls = 1
@@ -66,7 +66,7 @@ class Windows:
     """The windows of a process, of which one at most is open."""
 
     def __init__(
-        self, collecting: Collecting, rung: Callable[[], Level], read_window: Callable[[Window], None]
+        self, collecting: Collecting, rung: Callable[[], Level], read_window: Callable[[CallWindow], None]
     ) -> None:
         """Set up the state of one process.
 
@@ -76,8 +76,8 @@ class Windows:
             read_window: reads the rows of an ended window, unless they were read already.
         """
         self._collecting, self._rung, self._read_window = collecting, rung, read_window
-        self._current: Window | None = None
-        self._last_window: Window | None = None
+        self._current: CallWindow | None = None
+        self._last_window: CallWindow | None = None
         self._lock = threading.Lock()
         self._is_blocked = False
 
@@ -86,7 +86,7 @@ class Windows:
         """Whether the collectors that record the whole process are on."""
         return self._current is not None
 
-    def join(self, call: Call) -> str | None:
+    def join(self, call: SampledCall) -> str | None:
         """Add a call that is about to begin to a window; return why it cannot join, or None."""
         with self._lock:
             window = self._current
@@ -94,7 +94,7 @@ class Windows:
             if self._is_blocked:
                 return BUSY
             if window is None:
-                window = self._current = Window(call)
+                window = self._current = CallWindow(call)
             elif reason := self._refusal(window):
                 return reason
             else:
@@ -118,7 +118,7 @@ class Windows:
         call.anchor = window.anchor
         return None
 
-    def leave(self, call: Call) -> Window | None:
+    def leave(self, call: SampledCall) -> CallWindow | None:
         """Remove a call that has ended; return the window if it was its last call."""
         window = call.window
         if window is None:
@@ -131,7 +131,7 @@ class Windows:
         self._close(window)
         return window
 
-    def _close(self, window: Window) -> None:
+    def _close(self, window: CallWindow) -> None:
         """Switch off the collectors of a window whose calls have all ended."""
         try:
             self._collecting.settle(self._collecting.collectors)
@@ -155,13 +155,13 @@ class Windows:
             with self._lock:
                 self._is_blocked = False
 
-    def _refusal(self, window: Window) -> str | None:
+    def _refusal(self, window: CallWindow) -> str | None:
         if any(collector.on_one_thread for collector in self._collecting.collectors):
             return _ONE_THREAD
         is_admitting = clock.monotonic_ns() - window.opened_ns < OPEN_NS and len(window.calls) < MOST_CALLS
         return None if is_admitting and not window.is_closed else BUSY
 
-    def _open(self, window: Window) -> None:
+    def _open(self, window: CallWindow) -> None:
         try:
             if self._last_window is not None:
                 self._read_window(self._last_window)  # collectors must be read before they are started again

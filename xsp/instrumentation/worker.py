@@ -78,7 +78,7 @@ class FinishedSpan(NamedTuple):
     """Links of OpenTelemetry's API; none of spans that come from the second process."""
 
 
-class Answer(NamedTuple):
+class CallOutcome(NamedTuple):
     """The outcome of one call's rows."""
 
     spans: list[FinishedSpan]
@@ -121,7 +121,7 @@ class Correlator(transport.SecondProcess):
         if self.process is None:
             raise CorrelatorError(self.failure)
 
-    def correlate(self, packed: bytes) -> list[Answer]:
+    def correlate(self, packed: bytes) -> list[CallOutcome]:
         """Return the outcome of each call; waits for it.
 
         Args:
@@ -133,7 +133,7 @@ class Correlator(transport.SecondProcess):
         answers = self.ask(packed)
         if answers is None:
             raise CorrelatorError("the process that correlates has ended; the next call starts it again")
-        return [Answer([FinishedSpan(*span) for span in spans], *rest) for spans, *rest in answers]
+        return [CallOutcome([FinishedSpan(*span) for span in spans], *rest) for spans, *rest in answers]
 
 
 # --- in the second process --------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class CallSpans(NamedTuple):
     """The spans below the model's span, parents first."""
 
     strangers: int
-    """As in `Answer`."""
+    """As in `CallOutcome`."""
 
     ambiguous: int
 
@@ -254,7 +254,9 @@ def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
             owners[span.span_id], keys[span.key] = index, index
         elif span.attributes and '"candidates"' in span.attributes:
             candidate_texts.append(span.attributes)
-    ambiguous = _candidates(candidate_texts, keys)
+    ambiguous: Counter[int] = Counter()  # for each call the spans that may belong to it or to another
+    for text in candidate_texts:
+        ambiguous.update({keys[key] for key in json.loads(text)["candidates"] if key in keys})
     results = []
     for index, call in enumerate(recorded.calls):
         call_rows = [row for row in rows if owners.get(row.span_id) == index]
@@ -267,14 +269,6 @@ def spans_of(recorded: RecordedCalls) -> list[CallSpans]:
         spans = [span for span in correlate(requested) if span.span_id != call.span_id]
         results.append(CallSpans(spans, 0 if index else len(rows) - len(owners), ambiguous[index]))
     return results
-
-
-def _candidates(candidate_texts: Iterable[str], keys: Mapping[str | None, int]) -> Counter[int]:
-    """Count for each call the spans that may belong to it or to another, from the keys of their candidate parents."""
-    counts: Counter[int] = Counter()
-    for attributes in candidate_texts:
-        counts.update({keys[key] for key in json.loads(attributes)["candidates"] if key in keys})
-    return counts
 
 
 def _rows(recorded: RecordedCalls) -> list[Span]:

@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Recording:
+class ModelRecording:
     """How a run is recorded."""
 
     settings: Settings
@@ -42,7 +42,7 @@ class Recording:
             raise UsageError(f"--repeats {self.repeats}: at least one timed step per level is needed")
 
 
-def measure(spec: str, settings: models.Settings, recording: Recording, progress: Progress) -> Path:
+def measure(spec: str, settings: models.Settings, recording: ModelRecording, progress: Progress) -> Path:
     """Profile one model at one batch size, and return its run directory.
 
     Raises:
@@ -76,7 +76,9 @@ def measure(spec: str, settings: models.Settings, recording: Recording, progress
     return session.out
 
 
-def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], recording: Recording, progress: Progress) -> Path:
+def sweep(
+    spec: str, settings: models.Settings, sizes: Sequence[int], recording: ModelRecording, progress: Progress
+) -> Path:
     """Profile one model at several batch sizes into a directory of runs, and return that directory.
 
     Raises:
@@ -101,7 +103,7 @@ def sweep(spec: str, settings: models.Settings, sizes: Sequence[int], recording:
     return out
 
 
-def count(spec: str, settings: models.Settings, recording: Recording, out: Path) -> dict[str, Any]:
+def count(spec: str, settings: models.Settings, recording: ModelRecording, out: Path) -> dict[str, Any]:
     """Profile again under Nsight Compute, and join the counters of one step to the run.
 
     Returns:

@@ -46,7 +46,7 @@ _STARTERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Program:
+class LaunchedProgram:
     """A Python program with its arguments."""
 
     target: str
@@ -73,7 +73,7 @@ class OtherInterpreter:
 
     interpreter: str
     options: tuple[str, ...]
-    program: Program
+    program: LaunchedProgram
 
     def replace_process(self, options: Sequence[str]) -> NoReturn:
         """Replace this process by that interpreter; `options` has the typed options of `xsp run`."""
@@ -84,7 +84,7 @@ class OtherInterpreter:
         os.execv(self.interpreter, words)
 
 
-def parse_program(words: Sequence[str], is_module: bool = False) -> Program | OtherInterpreter:
+def parse_program(words: Sequence[str], is_module: bool = False) -> LaunchedProgram | OtherInterpreter:
     """Parse a program from words that do not begin with a launcher.
 
     Args:
@@ -98,7 +98,7 @@ def parse_program(words: Sequence[str], is_module: bool = False) -> Program | Ot
     if target == "-":
         raise UsageError(f"-: {_STDIN}")
     if is_module:
-        return Program(_check_module(target), arguments, is_module=True)
+        return LaunchedProgram(_check_module(target), arguments, is_module=True)
     if _PYTHON.fullmatch(Path(target).name) and not Path(target).is_dir():
         # parse an interpreter's own options and the program after them
         options, program = _split(target, arguments)
@@ -108,7 +108,7 @@ def parse_program(words: Sequence[str], is_module: bool = False) -> Program | Ot
         return OtherInterpreter(interpreter, options, program)
     if _exists(target):
         _check_is_python(Path(target))
-        return Program(target, arguments)
+        return LaunchedProgram(target, arguments)
     if Path(target).name in _STARTERS:
         raise UsageError(f"{target} starts another program; type `{_insert_xsp(words)}`")
     if re.match(r"\w+=", target):
@@ -170,7 +170,7 @@ def _check_is_python(path: Path) -> None:
         raise UsageError(f"{path}: for {interpreter or 'a shell'}, not Python; put `xsp run` before the Python command")
 
 
-def _from_command(name: str, path: Path, arguments: tuple[str, ...]) -> Program:
+def _from_command(name: str, path: Path, arguments: tuple[str, ...]) -> LaunchedProgram:
     """Return the program behind a command of this environment."""
     interpreter = _shebang(path)
     if interpreter is None or "python" not in interpreter:
@@ -179,7 +179,7 @@ def _from_command(name: str, path: Path, arguments: tuple[str, ...]) -> Program:
         )
     if not os.path.isabs(interpreter) or _probe(interpreter)[0] != os.path.realpath(sys.prefix):
         raise UsageError(f"{path} runs in {interpreter}, and xsp in {sys.executable}; install xsp there as well")
-    return Program(str(path), arguments)
+    return LaunchedProgram(str(path), arguments)
 
 
 _EXEC = "'''exec'"
@@ -206,7 +206,7 @@ def _shebang(path: Path) -> str | None:
 # --- interpreters -----------------------------------------------------------------------------------------
 
 
-def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Program]:
+def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], LaunchedProgram]:
     options: list[str] = []
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] != "-":
@@ -218,7 +218,9 @@ def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Prog
             continue
         for flag, value in _letters(word):
             if flag == "m" and (value or words):
-                return tuple(options), Program(_check_module(value or words.pop(0)), tuple(words), is_module=True)
+                return tuple(options), LaunchedProgram(
+                    _check_module(value or words.pop(0)), tuple(words), is_module=True
+                )
             if flag in _VALUE_OPTIONS and (value or words):
                 options.append(f"-{flag}{value or words.pop(0)}")
             elif flag in _FLAG_OPTIONS:
@@ -232,7 +234,7 @@ def _split(name: str, arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Prog
     if not words or words[0] == "-":
         raise UsageError(f"{name}: name the program, `xsp run {name} train.py`; {_STDIN}")
     program = parse_program(words)
-    if not isinstance(program, Program):
+    if not isinstance(program, LaunchedProgram):
         raise UsageError(f"{name}: another interpreter, {words[0]}, follows; name one of them, then the program")
     return tuple(options), program
 
@@ -249,7 +251,7 @@ def _letters(word: str) -> Iterator[tuple[str, str]]:
             return
 
 
-def _interpreter(name: str, program: Program) -> str:
+def _interpreter(name: str, program: LaunchedProgram) -> str:
     """Return the path of an interpreter in which xsp can run, or of this one if the name refers to it.
 
     Raises:

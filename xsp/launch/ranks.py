@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from xsp import identity, plugins, rundir, scrub
 from xsp.errors import UnwritableError, UsageError
 from xsp.launch import children, rerun
-from xsp.launch.program import Program, parse_program
+from xsp.launch.program import LaunchedProgram, parse_program
 from xsp.launch.run import Launch
 from xsp.record import output
 from xsp.record.terminal import say
@@ -59,7 +59,7 @@ _REFUSED = ("no_python", "run_path", "tpu")
 
 
 @dataclass(frozen=True)
-class Job:
+class LauncherCommand:
     """A launcher with its options and program."""
 
     name: str
@@ -67,10 +67,10 @@ class Job:
 
     module: str
     options: tuple[str, ...]
-    program: Program
+    program: LaunchedProgram
 
 
-def parse_job(words: Sequence[str]) -> Job | None:
+def parse_job(words: Sequence[str]) -> LauncherCommand | None:
     """Return the job that the words after `xsp run` describe; None if they do not begin with a launcher.
 
     Args:
@@ -88,7 +88,7 @@ def parse_job(words: Sequence[str]) -> Job | None:
     return None
 
 
-def _parse(name: str, launcher: _Launcher, words: list[str]) -> Job:
+def _parse(name: str, launcher: _Launcher, words: list[str]) -> LauncherCommand:
     launcher_options = _parse_options(name, launcher, words)
     unsupported = [option for option in _REFUSED if getattr(launcher_options, option, False)]
     if unsupported:
@@ -105,8 +105,11 @@ def _parse(name: str, launcher: _Launcher, words: list[str]) -> Job:
             options = words[: index - 1] if index and words[index - 1] == "--" else words[:index]
             if not launcher_options.module:
                 options = [*options, "--module"]  # `xsp.cli` is a module
-            return Job(
-                name, launcher.module, tuple(options), Program(target, tuple(arguments), bool(launcher_options.module))
+            return LauncherCommand(
+                name,
+                launcher.module,
+                tuple(options),
+                LaunchedProgram(target, tuple(arguments), bool(launcher_options.module)),
             )
     raise UsageError(f"xsp run {name}: it is not clear where its options end; write them before the script")
 
@@ -130,7 +133,7 @@ def _parse_options(name: str, launcher: _Launcher, words: list[str]) -> Any:
     raise UsageError(f"xsp run {name}: {name} does not take these options; `{name} --help` lists its own")
 
 
-def launch(plan: Launch, job: Job) -> tuple[int, Path | None]:
+def launch(plan: Launch, job: LauncherCommand) -> tuple[int, Path | None]:
     """Run a launcher's job, and return its exit code, and the run directory if there is a run.
 
     If the disk or another process prevents a run, a line on stderr reports it, and the job runs without xsp.

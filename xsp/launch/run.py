@@ -14,7 +14,7 @@ from xsp import clock, scrub
 from xsp.counters import secondrun
 from xsp.errors import XspError
 from xsp.launch import children, models, script
-from xsp.launch.program import Program
+from xsp.launch.program import LaunchedProgram
 from xsp.otlp import endpoint
 from xsp.record import output
 from xsp.record.autostep import AutoStep, OneAtATime, StepRule
@@ -27,7 +27,7 @@ from xsp.record.settings import Settings
 class Launch:
     """The program to run, and how to run it."""
 
-    program: Program
+    program: LaunchedProgram
     settings: Settings
     step: str = StepRule.AUTO.value
     """A `StepRule`, or the function whose calls are steps: `train_one`, `Trainer.fit_batch`, `pkg.mod:function`."""

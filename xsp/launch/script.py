@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from xsp.errors import UsageError
-from xsp.launch.program import Program
+from xsp.launch.program import LaunchedProgram
 from xsp.record.session import profile
 
 _STEP = "__xsp_step__"
@@ -42,7 +42,7 @@ class Main:
     """The module's spec; None for a script in a file, as in Python."""
 
 
-def prepare(program: Program, function: str | None) -> Main:
+def prepare(program: LaunchedProgram, function: str | None) -> Main:
     """Find and compile a program's main module, and set `sys.path` for it as Python would.
 
     If a function of the module itself makes the steps, it gets a decorator.

@@ -23,7 +23,7 @@ import duckdb
 from xsp import atomic, inside, rundir, semconv, table
 from xsp.errors import TraceError
 from xsp.otlp import encode
-from xsp.otlp.endpoint import Endpoint
+from xsp.otlp.endpoint import OtlpEndpoint
 from xsp.otlp.send import Exporter
 from xsp.run import Run
 from xsp.schema import COLUMNS, Kind, Level, Span
@@ -44,7 +44,7 @@ _SAVE_EVERY_S = 0.2
 class DeliveryState:
     """The entry of one endpoint in the `delivery.json` of a run."""
 
-    def __init__(self, run: Path, endpoint: Endpoint, fresh: bool = False) -> None:
+    def __init__(self, run: Path, endpoint: OtlpEndpoint, fresh: bool = False) -> None:
         """Read the entry; if the endpoint is a file, nothing is read or written.
 
         Args:

@@ -35,7 +35,7 @@ TEMPLATE_BYTES = 1 << 26
 ResourceOf = Callable[[int, int, "int | None"], Mapping[str, "str | int"]]
 
 
-class Request(NamedTuple):
+class EncodedRequest(NamedTuple):
     """A message to a receiver."""
 
     body: bytes
@@ -51,7 +51,7 @@ def requests(
     *,
     max_bytes: int = MAX_BYTES,
     max_spans: int = MAX_SPANS,
-) -> Iterator[Request]:
+) -> Iterator[EncodedRequest]:
     """Yield the spans of a table as OTLP requests, parents before children.
 
     Args:
@@ -189,7 +189,7 @@ def _resource(attributes: Mapping[str, str | int]) -> bytes:
 
 def _split_requests(
     chunk: _Encoded, header: Callable[[Any], bytes], max_bytes: int, max_spans: int
-) -> Iterator[Request]:
+) -> Iterator[EncodedRequest]:
     """Yield the spans of a chunk as requests within the limits."""
     codes = {owner_codes: code for code, owner_codes in enumerate(dict.fromkeys(chunk.owners))}
     headers = [header(owner_codes) for owner_codes in codes]
@@ -208,7 +208,9 @@ def _split_requests(
         parts = [
             (headers[owner_codes[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)
         ]
-        yield Request(b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start)
+        yield EncodedRequest(
+            b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start
+        )
         start = stop
 
 

@@ -31,7 +31,7 @@ _DEFAULT = {"grpc": "http://localhost:4317", "http": "http://localhost:4318"}
 _REQUIRED_MODULES = ("grpc", "numpy", "opentelemetry.proto", "requests")
 
 
-class Protocol(str, enum.Enum):
+class OtlpProtocol(str, enum.Enum):
     """Transports of requests; the values are those of `OTEL_EXPORTER_OTLP_PROTOCOL`, except for files."""
 
     GRPC = "grpc"
@@ -44,13 +44,13 @@ class Protocol(str, enum.Enum):
         return self.value
 
 
-_FILES = {".jsonl": Protocol.JSON_LINES, ".json": Protocol.JSON_LINES, ".pb": Protocol.PROTOBUF_FILE}
-PROTOCOLS = (Protocol.GRPC.value, Protocol.HTTP.value, Protocol.HTTP_JSON.value)
+_FILES = {".jsonl": OtlpProtocol.JSON_LINES, ".json": OtlpProtocol.JSON_LINES, ".pb": OtlpProtocol.PROTOBUF_FILE}
+PROTOCOLS = (OtlpProtocol.GRPC.value, OtlpProtocol.HTTP.value, OtlpProtocol.HTTP_JSON.value)
 COMPRESSIONS = ("gzip", "none")
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """The user's options; for None, the environment decides."""
 
     protocol: str | None = None
@@ -67,7 +67,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class OtlpEndpoint:
     """A receiver of OTLP, or a file, with all settings for sending to it."""
 
     url: str = field(repr=False)
@@ -76,7 +76,7 @@ class Endpoint:
     name: str
     """URL without credentials and query, for messages and as the key in `delivery.json`."""
 
-    protocol: Protocol
+    protocol: OtlpProtocol
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout_s: float = 10.0
     gzip: bool = False
@@ -122,7 +122,9 @@ class Endpoint:
         return " ".join(printable.split())[:300]
 
 
-def endpoint(target: str, options: Options | None = None, environment: Mapping[str, str] = os.environ) -> Endpoint:
+def endpoint(
+    target: str, options: ExportOptions | None = None, environment: Mapping[str, str] = os.environ
+) -> OtlpEndpoint:
     """Return the endpoint of a target.
 
     Args:
@@ -136,11 +138,11 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
         PluginError: a package is missing; the message says what to install.
     """
     check_installed()
-    options, variables = options or Options(), _Variables(environment)
+    options, variables = options or ExportOptions(), _Variables(environment)
     service = options.service or environment.get("OTEL_SERVICE_NAME") or semconv.SERVICE
     file = _FILES.get(Path(target).suffix.lower()) if "://" not in target else None
     if file is not None:
-        return Endpoint(target, Path(target).name, file, service=service)
+        return OtlpEndpoint(target, Path(target).name, file, service=service)
     protocol = _protocol(target, options, variables)
     url, name, insecure = _resolve_address(target, protocol, options, variables)
     cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
@@ -148,7 +150,7 @@ def endpoint(target: str, options: Options | None = None, environment: Mapping[s
     if key_file and not cert_file:
         variable = "--key" if options.key_file else variables.find("CLIENT_KEY")[0]
         raise UsageError(f"{variable}: a client's key needs its certificate: give --cert FILE too")
-    return Endpoint(
+    return OtlpEndpoint(
         url=url,
         name=name,
         protocol=protocol,
@@ -198,22 +200,24 @@ class _Variables:
         return value or default
 
 
-def _protocol(target: str, options: Options, variables: _Variables) -> Protocol:
+def _protocol(target: str, options: ExportOptions, variables: _Variables) -> OtlpProtocol:
     if target.startswith(("grpc://", "grpcs://")):
-        if options.protocol not in (None, Protocol.GRPC.value):
+        if options.protocol not in (None, OtlpProtocol.GRPC.value):
             raise UsageError(f"--protocol {options.protocol}: cannot be used with a target that begins with grpc://")
-        return Protocol.GRPC
-    return Protocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, Protocol.HTTP.value))
+        return OtlpProtocol.GRPC
+    return OtlpProtocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, OtlpProtocol.HTTP.value))
 
 
-def _resolve_address(target: str, protocol: Protocol, options: Options, variables: _Variables) -> tuple[str, str, bool]:
+def _resolve_address(
+    target: str, protocol: OtlpProtocol, options: ExportOptions, variables: _Variables
+) -> tuple[str, str, bool]:
     """Return the URL or gRPC target, the name to show, and whether the connection is without TLS."""
     source, is_base = "", True
     if target == FROM_ENVIRONMENT:
         source, target = variables.find("ENDPOINT")
         is_base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-        target = target or _DEFAULT["grpc" if protocol is Protocol.GRPC else "http"]
-    if protocol is Protocol.GRPC:
+        target = target or _DEFAULT["grpc" if protocol is OtlpProtocol.GRPC else "http"]
+    if protocol is OtlpProtocol.GRPC:
         return _grpc(target, _is_insecure(options, variables))
     parts = _split(target, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -228,7 +232,7 @@ def _resolve_address(target: str, protocol: Protocol, options: Options, variable
     return urlunsplit(parts), _without_credentials(parts), parts.scheme == "http"
 
 
-def _is_insecure(options: Options, variables: _Variables) -> bool:
+def _is_insecure(options: ExportOptions, variables: _Variables) -> bool:
     if options.insecure is not None:
         return options.insecure
     variable, value = variables.find("INSECURE")
@@ -266,7 +270,7 @@ def _without_credentials(parts: SplitResult) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _headers(options: Options, variables: _Variables) -> tuple[tuple[str, str], ...]:
+def _headers(options: ExportOptions, variables: _Variables) -> tuple[tuple[str, str], ...]:
     """Return the headers; in the environment they are comma-separated and percent-encoded as in W3C baggage."""
     if options.headers:
         return tuple(_header(text, "--header") for text in options.headers)
@@ -282,11 +286,11 @@ def _header(text: str, source: str) -> tuple[str, str]:
     return name.lower(), value
 
 
-def _timeout(options: Options, variables: _Variables) -> float:
+def _timeout(options: ExportOptions, variables: _Variables) -> float:
     """Return the timeout in seconds; the environment has milliseconds."""
     variable, value = variables.find("TIMEOUT")
     if options.timeout_s is None and not value:
-        return Endpoint.timeout_s
+        return OtlpEndpoint.timeout_s
     try:
         seconds = options.timeout_s if options.timeout_s is not None else float(value) / 1000
     except ValueError:

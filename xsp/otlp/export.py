@@ -12,7 +12,7 @@ from xsp import rundir
 from xsp.errors import DeliveryError, TraceError, UsageError
 from xsp.exporters.contract import step_list
 from xsp.otlp.delivery import TRACE_SPANS, Delivery, read_entries, steps_in
-from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, Endpoint
+from xsp.otlp.endpoint import FROM_ENVIRONMENT, TRACES_PATH, OtlpEndpoint
 from xsp.otlp.send import PATIENCE_S, STARTING_S, Counts, Exporter
 from xsp.run import Run
 
@@ -36,7 +36,7 @@ class Export:
     """Seconds to retry a request; None for `PATIENCE_S`, or `STARTING_S` if nothing listens at the address."""
 
 
-def export(selection: Export, endpoint: Endpoint, progress: Callable[[str, int, int], None]) -> Counts:
+def export(selection: Export, endpoint: OtlpEndpoint, progress: Callable[[str, int, int], None]) -> Counts:
     """Send runs, and return the counts of the delivery.
 
     Args:

@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 NONE = -1
 
 
-class Spans(NamedTuple):
+class SpanColumns(NamedTuple):
     """The spans of one trace, an array per column."""
 
     row: Indices
@@ -35,7 +35,7 @@ class Spans(NamedTuple):
     owner: Indices
 
 
-def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
+def spans_of(columns: dict[str, npt.NDArray[Any]]) -> SpanColumns:
     """Return the spans of a trace from its columns, in which `parent` holds the parents' ids, 0 for none."""
     # the index of each parent among the spans, NONE if it is missing; no span has the id 0
     spans = columns["span"]
@@ -47,7 +47,7 @@ def spans_of(columns: dict[str, npt.NDArray[Any]]) -> Spans:
     ancestor = np.where(parent < 0, np.arange(len(parent)), parent)
     for _ in range(len(parent).bit_length()):
         ancestor = ancestor[ancestor]
-    return Spans(parent=np.where(parent[ancestor] < 0, parent, NONE), outside=parent < 0, **columns)
+    return SpanColumns(parent=np.where(parent[ancestor] < 0, parent, NONE), outside=parent < 0, **columns)
 
 
 def _climb(parent: Indices, is_stop: Mask) -> Indices:
@@ -81,10 +81,10 @@ class Folds(NamedTuple):
     lump: Mask
 
 
-class Plan(NamedTuple):
+class FoldingPlan(NamedTuple):
     """The plan for the spans of one trace."""
 
-    spans: Spans
+    spans: SpanColumns
     fold: Indices
     """Number of each span's fold; NONE for kept spans."""
 
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
     """The first span of each detail trace."""
 
 
-def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
+def plan(spans: SpanColumns, budget: int, details_budget: int) -> FoldingPlan:
     """Return the plan for the spans of a trace.
 
     Args:
@@ -117,10 +117,10 @@ def plan(spans: Spans, budget: int, details_budget: int) -> Plan:
     is_cut_off = np.where(kept, (spans.parent >= 0) & ~kept[spans.parent], True)
     is_separated = is_cut_off & ~((spans.parent >= 0) & (detail == detail[spans.parent]) & ~kept)
     folds = _describe_folds(spans, fold, lump, anchor, top)
-    return Plan(spans, fold, detail, is_separated, anchor, folds, details)
+    return FoldingPlan(spans, fold, detail, is_separated, anchor, folds, details)
 
 
-def _choose(spans: Spans, budget: int) -> tuple[Mask, Indices, Mask]:
+def _choose(spans: SpanColumns, budget: int) -> tuple[Mask, Indices, Mask]:
     """Return which spans are kept, the fold of each other span, and which folds are lumps."""
     for kept in _cuts(spans):
         room = budget - int(kept.sum())
@@ -134,13 +134,13 @@ def _choose(spans: Spans, budget: int) -> tuple[Mask, Indices, Mask]:
     return kept, *_limit_folds(spans, fold, np.where(kept, NONE, lumps), int(budget - kept.sum()))
 
 
-def _cuts(spans: Spans) -> Iterator[Mask]:
+def _cuts(spans: SpanColumns) -> Iterator[Mask]:
     """Yield for each level which spans are kept down to it, beginning with the second deepest level."""
     for level in np.unique(spans.level)[-2::-1]:
         yield spans.level <= level
 
 
-def _fold_by_class(spans: Spans, kept: Mask, classes: Indices) -> Indices:
+def _fold_by_class(spans: SpanColumns, kept: Mask, classes: Indices) -> Indices:
     """Return the fold of each span that is not kept, from 0: a fold is the spans of one class under one kept span."""
     kept_ancestor = _climb(spans.parent, kept)
     anchor = np.where(kept[kept_ancestor], kept_ancestor, NONE)[~kept]
@@ -149,7 +149,7 @@ def _fold_by_class(spans: Spans, kept: Mask, classes: Indices) -> Indices:
     return fold
 
 
-def _limit_folds(spans: Spans, fold: Indices, lumps: Indices, room: int) -> tuple[Indices, Mask]:
+def _limit_folds(spans: SpanColumns, fold: Indices, lumps: Indices, room: int) -> tuple[Indices, Mask]:
     """Keep the folds with the largest totals, and lump the others together if they do not all fit.
 
     Args:
@@ -174,7 +174,7 @@ def _limit_folds(spans: Spans, fold: Indices, lumps: Indices, room: int) -> tupl
     return assigned, np.arange(len(largest) + len(distinct)) >= len(largest)
 
 
-def _describe_folds(spans: Spans, fold: Indices, lump: Mask, anchor: Indices, top: Indices) -> Folds:
+def _describe_folds(spans: SpanColumns, fold: Indices, lump: Mask, anchor: Indices, top: Indices) -> Folds:
     """Return the first span and the parent of each fold."""
     order = np.lexsort((spans.span, spans.start, fold))
     order = order[np.searchsorted(fold[order], 0) :]
@@ -189,7 +189,9 @@ def _describe_folds(spans: Spans, fold: Indices, lump: Mask, anchor: Indices, to
     return Folds(first, anchor[first], outer, top[first], lump)
 
 
-def _distribute(spans: Spans, folded: Mask, anchor: Indices, top: Indices, capacity: int) -> tuple[Indices, Indices]:
+def _distribute(
+    spans: SpanColumns, folded: Mask, anchor: Indices, top: Indices, capacity: int
+) -> tuple[Indices, Indices]:
     """Return the detail trace of each folded span, and the first span of each detail trace."""
     tops, unit, sizes = np.unique(top[folded], return_inverse=True, return_counts=True)
     parents = anchor[tops]

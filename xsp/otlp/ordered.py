@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xsp.errors import TraceError
 from xsp.otlp import template
-from xsp.otlp.template import APPENDED_COLUMNS, COUNTS, KEY, TEXT, Count, Layout, Template
+from xsp.otlp.template import APPENDED_COLUMNS, COUNTS, KEY, TEXT, Count, Template, TemplateLayout
 
 CHUNK = 1 << 13
 """Number of spans that are encoded together, small enough for the processor's caches."""
@@ -143,7 +143,7 @@ class Ordered:
 
     def _number(self) -> None:
         """Number templates and traces, and sort the spans."""
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, TemplateLayout] = {}
         self._find_templates()
         self.traces = self._find_traces()
         self._order()

@@ -21,17 +21,17 @@ import requests
 from xsp import atomic
 from xsp.errors import DeliveryError, OutputError
 from xsp.otlp import encode, transport
-from xsp.otlp.encode import Request
-from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.otlp.encode import EncodedRequest
+from xsp.otlp.endpoint import OtlpEndpoint, OtlpProtocol
 from xsp.otlp.transport import (
-    Answer,
     ConnectionRefused,
     GrpcSender,
     HttpSender,
+    ReceiverAnswer,
     Refused,
+    RequestTooLarge,
     RetryableError,
     Sender,
-    TooLarge,
     as_json,
 )
 
@@ -79,7 +79,7 @@ class Exporter:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: OtlpEndpoint,
         patience_s: float,
         stop: threading.Event | None = None,
         starting_s: float | None = None,
@@ -104,7 +104,7 @@ class Exporter:
         """Close the sender; a file appears only if `complete`."""
         self._sender.close(complete)
 
-    def deliver(self, request: Request) -> bool:
+    def deliver(self, request: EncodedRequest) -> bool:
         """Deliver one request, split into smaller ones if necessary, and count the outcome.
 
         Returns:
@@ -115,18 +115,18 @@ class Exporter:
         """
         try:
             answer = self._send(request.body)
-        except TooLarge as error:
+        except RequestTooLarge as error:
             halves = transport.halves(request.body)
             if len(halves) < 2:
-                self._reject(Answer(request.spans, str(error)))
+                self._reject(ReceiverAnswer(request.spans, str(error)))
                 return False
             self.max_bytes = min(self.max_bytes, max(len(request.body) // 2, 4096))
-            accepted = [self.deliver(Request(*half)) for half in halves]
+            accepted = [self.deliver(EncodedRequest(*half)) for half in halves]
             return all(accepted)
         except Refused as error:
             if error.is_permanent:
                 raise
-            self._reject(Answer(request.spans, str(error)))
+            self._reject(ReceiverAnswer(request.spans, str(error)))
             return False
         answer = answer._replace(rejected=min(max(answer.rejected, 0), request.spans))
         self._reject(answer)
@@ -135,11 +135,11 @@ class Exporter:
         self.counts.spans += request.spans - answer.rejected
         return True
 
-    def _reject(self, answer: Answer) -> None:
+    def _reject(self, answer: ReceiverAnswer) -> None:
         self.counts.rejected += answer.rejected
         self.counts.add_message(answer.message)
 
-    def _send(self, body: bytes) -> Answer:
+    def _send(self, body: bytes) -> ReceiverAnswer:
         begin = time.monotonic()
         end = begin + self._patience_s
         pause = _FIRST_PAUSE_S
@@ -167,7 +167,7 @@ class Exporter:
 _LENGTH = struct.Struct(">I")
 
 
-def sender(endpoint: Endpoint) -> Sender:
+def sender(endpoint: OtlpEndpoint) -> Sender:
     """Return the sender for an endpoint. It connects when it sends.
 
     Raises:
@@ -176,7 +176,7 @@ def sender(endpoint: Endpoint) -> Sender:
     """
     if endpoint.is_file:
         return _FileSender(endpoint)
-    return GrpcSender(endpoint) if endpoint.protocol is Protocol.GRPC else HttpSender(endpoint)
+    return GrpcSender(endpoint) if endpoint.protocol is OtlpProtocol.GRPC else HttpSender(endpoint)
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -185,16 +185,16 @@ def sender(endpoint: Endpoint) -> Sender:
 class _FileSender:
     """A file in the format of the Collector's file exporter: a request per line, or length and message."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._path, self._is_json_lines = Path(endpoint.url), endpoint.protocol is Protocol.JSON_LINES
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        self._path, self._is_json_lines = Path(endpoint.url), endpoint.protocol is OtlpProtocol.JSON_LINES
         self._temporary = atomic.temporary_path(self._path)
         with self._output_errors():
             self._file: IO[bytes] = open(self._temporary, "wb")  # noqa: SIM115 — closed by close()
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         with self._output_errors():
             self._file.write(as_json(body).encode() + b"\n" if self._is_json_lines else _LENGTH.pack(len(body)) + body)
-        return Answer()
+        return ReceiverAnswer()
 
     def close(self, complete: bool) -> None:
         try:
@@ -218,7 +218,7 @@ class _FileSender:
 JAEGER_PORT = 16686
 
 
-def jaeger_page(endpoint: Endpoint, trace_id: str) -> str | None:
+def jaeger_page(endpoint: OtlpEndpoint, trace_id: str) -> str | None:
     """Return the URL at which a Jaeger on this machine shows a trace that was sent to it; None if none does."""
     if endpoint.is_file or not endpoint.is_this_machine:
         return None

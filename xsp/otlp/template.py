@@ -83,14 +83,14 @@ class Template(NamedTuple):
     owner: Owner
 
 
-class Layout(NamedTuple):
+class TemplateLayout(NamedTuple):
     """The head of a template and its placeholders: the same for all spans with the same set of numbers."""
 
     head: bytes
     offsets: tuple[int, ...]
 
 
-def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
+def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> TemplateLayout:
     """Return the layout of spans.
 
     Args:
@@ -109,10 +109,10 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> Layout:
         else:
             offsets.append(_reserve(head, _count_head(count.attribute, count.width), count.width))
     head += b"".join(_attribute(count.attribute, count.low) for count in counts if count and count.is_constant)
-    return Layout(bytes(head + FLAGS + INTERNAL), tuple(offsets))
+    return TemplateLayout(bytes(head + FLAGS + INTERNAL), tuple(offsets))
 
 
-def template(layout: Layout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
+def template(layout: TemplateLayout, texts: Sequence[Any], rank: int, process: int | None) -> Template:
     """Encode the common part of the spans of a template; `texts` are the values of the columns of `TEXT`."""
     parts = [layout.head, block(5, text(texts[_NAME] or ""))]
     parts += [_attribute(name, texts[index]) for index, name in _ATTRIBUTES if texts[index] is not None]

@@ -1,6 +1,7 @@
 """Send a request of spans once, over HTTP in bounded time or over gRPC, and interpret the receiver's answer.
 
-The result is an `Answer` or one of three errors, because OTLP defines for each answer whether to retry the request.
+The result is a `ReceiverAnswer` or one of three errors, because OTLP defines for each answer whether to retry the
+request.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from xsp.errors import DeliveryError, UsageError
-from xsp.otlp.endpoint import Endpoint, Protocol
+from xsp.otlp.endpoint import OtlpEndpoint, OtlpProtocol
 from xsp.version import __version__
 
 AGENT = f"xsp/{__version__}"
 """The user agent."""
 
 
-class Answer(NamedTuple):
+class ReceiverAnswer(NamedTuple):
     """The answer of a receiver that accepted a request."""
 
     rejected: int = 0
@@ -61,7 +62,7 @@ class ConnectionRefused(RetryableError):
     """Nothing listens at an address of this machine: a retry helps only while a receiver is starting."""
 
 
-class TooLarge(DeliveryError):
+class RequestTooLarge(DeliveryError):
     """The receiver accepts only smaller requests."""
 
 
@@ -77,7 +78,7 @@ class Refused(DeliveryError):
 class Sender(typing.Protocol):
     """Sends requests to one endpoint."""
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send an encoded request once, and return the receiver's answer.
 
         Raises:
@@ -97,10 +98,10 @@ def status(content: bytes) -> Status:
         return Status()
 
 
-def answer(response: ExportTraceServiceResponse, endpoint: Endpoint) -> Answer:
+def answer(response: ExportTraceServiceResponse, endpoint: OtlpEndpoint) -> ReceiverAnswer:
     """Return the answer of a receiver that accepted the request, without the endpoint's secrets."""
     partial = response.partial_success
-    return Answer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
+    return ReceiverAnswer(partial.rejected_spans, endpoint.without_secrets(partial.error_message))
 
 
 # --- bodies ------------------------------------------------------------------------------------------------------
@@ -169,9 +170,9 @@ _NO_RECEIVER = frozenset({401, 403, 404, 405, 407, 410, 415, 501})
 class HttpSender:
     """OTLP over HTTP, with one persistent connection."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
         self._endpoint = endpoint
-        self._json = endpoint.protocol is Protocol.HTTP_JSON
+        self._json = endpoint.protocol is OtlpProtocol.HTTP_JSON
         parts = urlsplit(endpoint.url)
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self._session = self._new_session()
@@ -189,7 +190,7 @@ class HttpSender:
             session.headers["Content-Encoding"] = "gzip"
         return session
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         if self._json:
             body = as_json(body).encode()
@@ -250,24 +251,26 @@ class HttpSender:
         except urllib3.exceptions.HTTPError as error:
             raise RetryableError(f"{self._endpoint.name}: the answer was cut off ({type(error).__name__})") from error
 
-    def _interpret(self, response: requests.Response, content: bytes) -> Answer:
+    def _interpret(self, response: requests.Response, content: bytes) -> ReceiverAnswer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
         if 200 <= code < 300:
             return self._accepted(content, kind)
         text = f"{self._endpoint.name}: {code} {response.reason or ''}".rstrip() + self._message(content, kind)
         if code == 413:
-            raise TooLarge(text)
+            raise RequestTooLarge(text)
         if code in _RETRYABLE:
             raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
         raise Refused(text, is_permanent=code in _NO_RECEIVER)
 
-    def _accepted(self, content: bytes, kind: str) -> Answer:
+    def _accepted(self, content: bytes, kind: str) -> ReceiverAnswer:
         try:
             if "json" in kind:
                 partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                return Answer(int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or ""))
+                return ReceiverAnswer(
+                    int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
+                )
             if content and "protobuf" not in kind:
                 raise ValueError("no OTLP")
             return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
@@ -359,7 +362,7 @@ _OTHER_PORT = (
 class GrpcSender:
     """OTLP over gRPC; requests are sent as encoded bytes."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
         self._endpoint = endpoint
         compression = grpc.Compression.Gzip if endpoint.gzip else grpc.Compression.NoCompression
         options = [("grpc.primary_user_agent", AGENT), ("grpc.enable_retries", 0)]
@@ -371,7 +374,7 @@ class GrpcSender:
             )
         self._call = self._channel.unary_unary(_EXPORT)
 
-    def send(self, body: bytes, timeout_s: float) -> Answer:
+    def send(self, body: bytes, timeout_s: float) -> ReceiverAnswer:
         """Send a request once; see `xsp.otlp.transport.Sender`."""
         try:
             content = self._call(body, timeout=timeout_s, metadata=self._endpoint.headers)
@@ -408,7 +411,7 @@ class GrpcSender:
             return RetryableError(text)
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             if "larger than max" in details:
-                return TooLarge(text)
+                return RequestTooLarge(text)
             delay_s = _retry_info(call)
             return Refused(text) if delay_s is None else RetryableError(text, delay_s)
         return Refused(text, is_permanent=code in _UNUSABLE_CODES)
@@ -418,7 +421,7 @@ class GrpcSender:
         self._channel.close()
 
 
-def _credentials(endpoint: Endpoint) -> grpc.ChannelCredentials:
+def _credentials(endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:
     files = [
         Path(name).read_bytes() if name else None for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
     ]

@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from xsp.errors import UsageError
 from xsp.otlp import folding, ordered
-from xsp.otlp.folding import NONE, Indices, Plan, Spans
+from xsp.otlp.folding import NONE, FoldingPlan, Indices, SpanColumns
 from xsp.schema import COLUMNS, Level
 
 BUDGET = 10_000
@@ -118,7 +118,7 @@ def _number(con: duckdb.DuckDBPyConnection, source: str) -> None:
     )
 
 
-def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
+def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> SpanColumns:
     condition = " AND ".join(f"s.{name} IS NOT DISTINCT FROM c.{name}" for name in _CLASS)
     columns = con.execute(
         f"""SELECT s.rowid AS row, ('0x' || s.span_id)::UBIGINT AS span,
@@ -136,7 +136,7 @@ def _read(con: duckdb.DuckDBPyConnection, trace_id: str) -> Spans:
 Table = dict[str, npt.NDArray[Any]]
 
 
-def _rows(plan: Plan, fold_offset: int, detail_offset: int) -> dict[str, Table]:
+def _rows(plan: FoldingPlan, fold_offset: int, detail_offset: int) -> dict[str, Table]:
     """Return the plan of one trace as rows; the numbers of folds and detail traces continue from earlier traces."""
 
     def row(places: Indices) -> Indices:

@@ -214,7 +214,7 @@ class Algorithm(str, enum.Enum):
         return self.value
 
 
-class Cost(NamedTuple):
+class CollectiveCost(NamedTuple):
     """Cost of a collective: seconds of start-up, and seconds per byte."""
 
     start: float
@@ -225,7 +225,7 @@ class Cost(NamedTuple):
         return self.start + self.per_byte * size
 
 
-def all_reduce(algorithm: Algorithm, over_link: Link, ranks: int) -> Cost:
+def all_reduce(algorithm: Algorithm, over_link: Link, ranks: int) -> CollectiveCost:
     """Return the cost of an all-reduce; zero for one rank.
 
     Raises:
@@ -234,19 +234,19 @@ def all_reduce(algorithm: Algorithm, over_link: Link, ranks: int) -> Cost:
     _check_ranks(ranks)
     alpha, beta, gamma = over_link.alpha, over_link.beta, over_link.gamma
     if ranks == 1:
-        return Cost(0.0, 0.0)
+        return CollectiveCost(0.0, 0.0)
     log = math.log2(ranks)
     match algorithm:
         case Algorithm.BINARY_TREE:
-            return Cost(2 * alpha * log, (2 * beta + gamma) * log)
+            return CollectiveCost(2 * alpha * log, (2 * beta + gamma) * log)
         case Algorithm.RECURSIVE_DOUBLING:
-            return Cost(alpha * log, (beta + gamma) * log)
+            return CollectiveCost(alpha * log, (beta + gamma) * log)
         case Algorithm.HALVING_DOUBLING:
-            return Cost(2 * alpha * log, 2 * beta - (2 * beta + gamma) / ranks + gamma)
+            return CollectiveCost(2 * alpha * log, 2 * beta - (2 * beta + gamma) / ranks + gamma)
         case Algorithm.DOUBLE_TREE:
-            return Cost(2 * alpha * log, beta + gamma)
+            return CollectiveCost(2 * alpha * log, beta + gamma)
         case Algorithm.RING:
-            return Cost(2 * (ranks - 1) * alpha, (2 * beta + gamma) * (ranks - 1) / ranks)
+            return CollectiveCost(2 * (ranks - 1) * alpha, (2 * beta + gamma) * (ranks - 1) / ranks)
         case _:
             raise UsageError("which algorithm is the fastest depends on the size")
 

@@ -21,6 +21,7 @@ from xsp.predict.baselines import Predictor, Values
 from xsp.predict.configurations import Configurations, Factor, Floats
 from xsp.predict.generic import Fit, Form
 from xsp.predict.robust import Outlier
+from xsp.texts import counted
 
 GENERIC = "generic"
 FOLDS = 5
@@ -153,7 +154,7 @@ def judge(
     """
     groups = len(np.unique(table.groups))
     if groups < LEAST_GROUPS:
-        raise UsageError(f"{groups} group{'s' * (groups != 1)} of configurations: at least {LEAST_GROUPS} are needed")
+        raise UsageError(f"{counted(groups, 'group')} of configurations: at least {LEAST_GROUPS} are needed")
     table, outliers = _without_outliers(table, split, seed)
     groups = len(np.unique(table.groups))
     folds = generic.folds(table.groups, FOLDS, seed)
@@ -334,7 +335,7 @@ def _extrapolations(table: Configurations, split: Split, seed: int) -> list[Extr
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
+class PredictedPoint(NamedTuple):
     """A predicted configuration; durations are seconds."""
 
     configuration: Mapping[str, float | str]
@@ -345,7 +346,7 @@ class Point(NamedTuple):
     """Texts on how it is outside the recorded configurations."""
 
 
-def predict(evaluation: Evaluation, requested: Sequence[Mapping[str, float | str]]) -> list[Point]:
+def predict(evaluation: Evaluation, requested: Sequence[Mapping[str, float | str]]) -> list[PredictedPoint]:
     """Return the times of the offered model with 95 % intervals, from resampled fits and errors of held-out groups.
 
     Raises:
@@ -358,7 +359,7 @@ def predict(evaluation: Evaluation, requested: Sequence[Mapping[str, float | str
     noise = rng.choice(evaluation.residuals, logs.shape)
     low, high = np.exp(stats.resampled_ends(logs + noise))
     return [
-        Point(dict(configuration), float(seconds[index]), min(float(low[index]), float(seconds[index])),
+        PredictedPoint(dict(configuration), float(seconds[index]), min(float(low[index]), float(seconds[index])),
               max(float(high[index]), float(seconds[index])), extrapolation_notes(evaluation, configuration))
         for index, configuration in enumerate(requested)
     ]  # fmt: skip

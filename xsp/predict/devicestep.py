@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xsp import clock
 from xsp.analyses.answers import Answers
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.errors import AnalysisError
-from xsp.predict.hoststep import Call, Lane, layers_in_order
+from xsp.predict.hoststep import Lane, RecordedModule, layers_in_order
 from xsp.predict.training import Buckets, Layer
 from xsp.schema import Kind, Level
 from xsp.store.collectives import COLLECTIVES, reason_without_collectives
@@ -243,8 +244,8 @@ class _Collective(NamedTuple):
 
 def _add_exposed(running_collectives: Sequence[_Collective], start: int, end: int, totals: list[int]) -> int:
     """Return the nanoseconds of an interval that collectives cover; add them to `totals`, as [reductions, others]."""
-    covered_ns = _covered_ns([collective[:2] for collective in running_collectives], start, end)
-    reduction_ns = _covered_ns(
+    covered_ns = clock.covered_ns([collective[:2] for collective in running_collectives], start, end)
+    reduction_ns = clock.covered_ns(
         [collective[:2] for collective in running_collectives if collective.is_reduction], start, end
     )
     totals[0] += reduction_ns
@@ -268,16 +269,6 @@ def _phase(row: Mapping[str, Any], first_backward: int | None, last_backward: in
     ):
         return "forward"
     return "update" if last_backward is not None and row["start_ns"] > last_backward else "backward"
-
-
-def _covered_ns(intervals: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """Return the length of an interval that other intervals, ordered by their start, cover."""
-    covered_ns, covered_end = 0, start
-    for begin, stop in intervals:
-        begin, stop = max(begin, covered_end), min(stop, end)
-        if stop > begin:
-            covered_ns, covered_end = covered_ns + stop - begin, stop
-    return covered_ns
 
 
 class _Reduction(NamedTuple):
@@ -429,7 +420,7 @@ def _layers_by_module(work: Sequence[_Work], steps: int) -> tuple[Layer, ...]:
         reference_total = sum(seconds for _, seconds in reference)
         scale = total / reference_total if reference_total else 0.0
         calls.append(
-            Call(
+            RecordedModule(
                 key[1],
                 forward.get(key, 0.0),
                 [(position - first_places[module_steps[0]], seconds * scale) for position, seconds in reference],

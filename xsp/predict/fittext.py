@@ -8,7 +8,7 @@ from typing import Any
 
 from xsp.predict import identifiability
 from xsp.predict.configurations import Configurations, Factor
-from xsp.predict.crossvalidation import GENERIC, Error, Evaluation, Extrapolation, Point
+from xsp.predict.crossvalidation import GENERIC, Error, Evaluation, Extrapolation, PredictedPoint
 from xsp.predict.generic import Fit
 from xsp.predict.identifiability import Parameter
 from xsp.predict.nextrun import Proposal
@@ -237,7 +237,7 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-def points_text(evaluation: Evaluation, predictions: Sequence[Point]) -> str:
+def points_text(evaluation: Evaluation, predictions: Sequence[PredictedPoint]) -> str:
     """Return predicted configurations with their intervals."""
     rows = [
         [*(seconds_text(value) for value in (point.seconds, point.low, point.high)),
@@ -266,7 +266,7 @@ def _text(configuration: Mapping[str, float | str]) -> str:
     return " ".join(f"{plain(name)}={value}" for name, value in values.items())
 
 
-def points_json(evaluation: Evaluation, predictions: Sequence[Point]) -> dict[str, Any]:
+def points_json(evaluation: Evaluation, predictions: Sequence[PredictedPoint]) -> dict[str, Any]:
     """Return predicted configurations as plain values; durations are in seconds."""
     return {
         "xsp_predict_at": 1,

@@ -22,7 +22,7 @@ Lane = tuple[tuple[float, float], ...]
 """Intervals of activity in a step, in seconds from its start."""
 
 
-class Call(NamedTuple):
+class RecordedModule(NamedTuple):
     """A call of a module in a recorded step."""
 
     name: str
@@ -33,7 +33,7 @@ class Call(NamedTuple):
     """Stretches of its backward pass that no other call interrupts, by time: the position and the seconds of each."""
 
 
-def layers_in_order(calls: Sequence[Call]) -> list[Layer]:
+def layers_in_order(calls: Sequence[RecordedModule]) -> list[Layer]:
     """Return layers whose backward pass, from the last layer to the first, has the recorded order.
 
     A call that other calls interrupt in the backward pass (work of a module around the modules inside it) becomes
@@ -180,7 +180,7 @@ def _batch_layers(
     for begin in range(0, len(rows), count):
         layers += layers_in_order(
             [
-                Call(
+                RecordedModule(
                     row["name"],
                     forward * row["own_ns"],
                     [(position, backward * ns / backward_ns) for position, ns in row["stretches"]],

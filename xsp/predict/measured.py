@@ -17,10 +17,11 @@ from xsp.bench import transfers
 from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, spec_of
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, Curve
+from xsp.bench.transfers import COLLECTIVES, TransferCurve
 from xsp.errors import UsageError
 from xsp.predict.collectives import Link
 from xsp.stats import student
+from xsp.texts import counted
 
 NAME = "measured"
 
@@ -204,7 +205,7 @@ NO_SHARING = Sharing(1.0, 1.0, 0.0, 0.0)
 
 
 def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
+    return counted(count, "thread")
 
 
 def of(timings: Timings, threads: int | None = None, cpu: str | None = None) -> Link:
@@ -261,7 +262,7 @@ def _mean_timings(timings: Timings) -> Iterator[Timing]:
             yield replace(timing, trimmed_ns=statistics.geometric_mean(known[-RECENT:])) if is_repeated else timing
 
 
-def missing(curves: Sequence[Curve], ranks: Sequence[int], threads: int = 1) -> list[str]:
+def missing(curves: Sequence[TransferCurve], ranks: Sequence[int], threads: int = 1) -> list[str]:
     """Return for each number of ranks what predictions over this link lack, as a sentence; empty if nothing.
 
     Args:
@@ -360,7 +361,7 @@ def read_time(timings: Timings, size: int) -> tuple[float, str]:
     return max(0.0, shape.seconds(size)), source
 
 
-def _sharing(curves: Sequence[Curve], ranks: int, threads: int, minimum: float) -> Sharing | None:
+def _sharing(curves: Sequence[TransferCurve], ranks: int, threads: int, minimum: float) -> Sharing | None:
     """Return the slowdown of ranks, with factors of at least `minimum` for computing and copying; None if not timed."""
     compute_factor = transfers.crowding_factor(curves, "together-product", ranks, threads)
     copy_factor = transfers.crowding_factor(curves, "together-copy", ranks, threads)
@@ -386,7 +387,9 @@ def _sharing(curves: Sequence[Curve], ranks: int, threads: int, minimum: float) 
     )
 
 
-def _after_computing(after_curve: Curve | None, reduce_curve: Curve | None) -> Iterator[tuple[int, float]]:
+def _after_computing(
+    after_curve: TransferCurve | None, reduce_curve: TransferCurve | None
+) -> Iterator[tuple[int, float]]:
     """Yield the bytes of an all-reduce, and by how many seconds it is longer after computing."""
     if after_curve is not None and reduce_curve is not None:
         back_to_back = dict(reduce_curve.timings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from xsp.predict import schedule, training
-from xsp.predict.schedule import Cause, Schedule
+from xsp.predict.schedule import Cause, SimulatedSchedule
 from xsp.predict.training import ALL_RANKS, NO_LINK, Input, Job, SlowRanks, Straggler, Work
 
 STEPS = (8, 32, 128)
@@ -42,7 +42,7 @@ class PredictedStep:
     is_steady: bool
     """Whether steps became periodic; if not, the figures are means over the later half."""
 
-    schedule: Schedule
+    schedule: SimulatedSchedule
     """Schedule of the last simulated steps."""
 
     @property
@@ -116,7 +116,7 @@ def _mean_of_steps(work: Work, job: Job, per_layer: bool) -> PredictedStep:
     )  # fmt: skip
 
 
-def _simulate(work: Work, job: Job, per_layer: bool) -> tuple[Schedule, int, float, bool]:
+def _simulate(work: Work, job: Job, per_layer: bool) -> tuple[SimulatedSchedule, int, float, bool]:
     """Return the schedule of simulated steps, their period, the time of a step, and whether steps became periodic."""
     for steps in STEPS:
         simulation = schedule.simulate(training.tasks(work, job, steps, per_layer=per_layer))
@@ -132,11 +132,11 @@ def _simulate(work: Work, job: Job, per_layer: bool) -> tuple[Schedule, int, flo
     return simulation, half, (step_ends[-1] - step_ends[-1 - half]) / half, False
 
 
-def _update_indices(simulation: Schedule, rank: int) -> list[int]:
+def _update_indices(simulation: SimulatedSchedule, rank: int) -> list[int]:
     return [number for number, task in enumerate(simulation.tasks) if task.cause is Cause.UPDATE and task.rank == rank]
 
 
-def _last_steps(simulation: Schedule, first_step: int) -> Schedule:
+def _last_steps(simulation: SimulatedSchedule, first_step: int) -> SimulatedSchedule:
     """Return the schedule from step `first_step` on, without dependencies on earlier steps."""
     numbers = [number for number, task in enumerate(simulation.tasks) if task.step >= first_step]
     new_numbers = {number: new for new, number in enumerate(numbers)}
@@ -150,7 +150,7 @@ def _last_steps(simulation: Schedule, first_step: int) -> Schedule:
         )
         for number in numbers
     ]
-    return Schedule(
+    return SimulatedSchedule(
         tasks, [simulation.starts[number] for number in numbers], [simulation.ends[number] for number in numbers],
         [new_numbers.get(simulation.blockers[number], -1) for number in numbers],
     )  # fmt: skip
@@ -159,7 +159,7 @@ def _last_steps(simulation: Schedule, first_step: int) -> Schedule:
 # --- where the time goes -----------------------------------------------------------------------------------------
 
 
-def _rank_parts(simulation: Schedule, rank: int, first_update: int, last_update: int) -> dict[str, float]:
+def _rank_parts(simulation: SimulatedSchedule, rank: int, first_update: int, last_update: int) -> dict[str, float]:
     """Return the seconds of work and of waits of a rank between the ends of two of its updates, by part."""
     parts: dict[str, float] = defaultdict(float)
     stream = f"compute {rank}"
@@ -175,7 +175,7 @@ def _rank_parts(simulation: Schedule, rank: int, first_update: int, last_update:
     return parts
 
 
-def _waits(simulation: Schedule, number: int, begin_limit: float) -> Iterable[tuple[int, float]]:
+def _waits(simulation: SimulatedSchedule, number: int, begin_limit: float) -> Iterable[tuple[int, float]]:
     """Yield the tasks that a task waited for after a point in time, and the seconds of each wait."""
     wait_end = simulation.starts[number]
     number = simulation.blockers[number]
@@ -185,7 +185,7 @@ def _waits(simulation: Schedule, number: int, begin_limit: float) -> Iterable[tu
         wait_end, number = begin, simulation.blockers[number]
 
 
-def _wait_part(simulation: Schedule, number: int, rank: int) -> str:
+def _wait_part(simulation: SimulatedSchedule, number: int, rank: int) -> str:
     """Return the part of a rank's step that a wait for a task belongs to."""
     task = simulation.tasks[number]
     if task.rank == ALL_RANKS:
@@ -193,7 +193,7 @@ def _wait_part(simulation: Schedule, number: int, rank: int) -> str:
     return str(task.cause) if task.rank == rank else WAITING
 
 
-def _overlap(simulation: Schedule, job: Job, period: int) -> float | None:
+def _overlap(simulation: SimulatedSchedule, job: Job, period: int) -> float | None:
     """Return the share of communication within the backward pass, as DistributedDataParallel counts it.
 
     In its log (`_get_ddp_logging_data`, `reducer.cpp`) communication lasts from the launch of the first bucket until
@@ -233,7 +233,7 @@ def _overlap(simulation: Schedule, job: Job, period: int) -> float | None:
 
 
 def _critical_path(
-    simulation: Schedule, updates_by_rank: list[list[int]], period: int, step: float
+    simulation: SimulatedSchedule, updates_by_rank: list[list[int]], period: int, step: float
 ) -> dict[str, float]:
     """Return the seconds of a step along the critical path, by cause.
 

@@ -21,7 +21,7 @@ LIMITS = (
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """The prediction for a number of ranks; durations are seconds."""
 
     ranks: int
@@ -49,7 +49,7 @@ class ChangePrediction(NamedTuple):
     """The prediction with a change on the largest number of ranks."""
 
     name: str
-    point: Point
+    point: ScalingPoint
     speedup: float
     """Samples per second over those without the change, minus 1."""
 
@@ -60,7 +60,7 @@ class Scaling:
 
     recorded: RecordedStep
     job: Job
-    points: tuple[Point, ...]
+    points: tuple[ScalingPoint, ...]
     worth: tuple[Worth, ...]
     """The gain of improving each constant on the largest number of ranks."""
 
@@ -127,7 +127,7 @@ def _single_rank_step(recorded: RecordedStep, job: Job) -> float:
     return prediction.predict(work_on_shared_cores(recorded, single_job), single_job).step
 
 
-def _change_prediction(change: WhatIf, base: Point, batches: int) -> ChangePrediction:
+def _change_prediction(change: WhatIf, base: ScalingPoint, batches: int) -> ChangePrediction:
     """Return the prediction with a change; `faster` compares samples, as a step of more samples may last longer."""
     single_step = _single_rank_step(change.recorded, change.job)
     point = _point(change.recorded, replace(change.job, ranks=base.ranks), single_step)
@@ -191,7 +191,7 @@ def _interval_ends(recorded: RecordedStep, work: Work, job: Job) -> list[tuple[t
     return ends
 
 
-def _point(recorded: RecordedStep, job: Job, single_step: float) -> Point:
+def _point(recorded: RecordedStep, job: Job, single_step: float) -> ScalingPoint:
     work = work_on_shared_cores(recorded, job)
     predicted = prediction.predict(work, job)
     low = high = None
@@ -203,7 +203,7 @@ def _point(recorded: RecordedStep, job: Job, single_step: float) -> Point:
         low = max(0.0, predicted.step - math.hypot(*(min(0.0, delta) for delta in shorter)))
         high = predicted.step + math.hypot(*(max(0.0, delta) for delta in longer))
     samples = recorded.samples * job.ranks * job.accumulate if recorded.samples else None
-    return Point(
+    return ScalingPoint(
         job.ranks, predicted, low, high,
         samples / predicted.step if samples and predicted.step else None,
         single_step / predicted.step if predicted.step else 1.0,

@@ -55,7 +55,7 @@ class Task(NamedTuple):
     step: int = 0
 
 
-class Schedule(NamedTuple):
+class SimulatedSchedule(NamedTuple):
     """Start and end of each task."""
 
     tasks: Sequence[Task]
@@ -82,7 +82,7 @@ def check_duration(value: float, label: str) -> float:
     return float(value)
 
 
-def simulate(tasks: Sequence[Task]) -> Schedule:
+def simulate(tasks: Sequence[Task]) -> SimulatedSchedule:
     """Return start and end of each task.
 
     Args:
@@ -122,7 +122,7 @@ def simulate(tasks: Sequence[Task]) -> Schedule:
                 latest = max(tasks[dependent].dependencies, key=lambda index: ends[index])
                 blockers[dependent] = latest
                 heapq.heappush(ready_tasks, (ends[latest], dependent))
-    return Schedule(tasks, starts, ends, blockers)
+    return SimulatedSchedule(tasks, starts, ends, blockers)
 
 
 MOST_PERIOD = 24

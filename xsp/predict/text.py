@@ -11,12 +11,12 @@ from xsp import sections, terminal
 from xsp.predict import prediction, training
 from xsp.predict.hoststep import Lane
 from xsp.predict.prediction import EXPOSED, PARTS, WAITING
-from xsp.predict.scaling import LIMITS, Point, Scaling, work_on_shared_cores
-from xsp.predict.schedule import Cause, Schedule
+from xsp.predict.scaling import LIMITS, Scaling, ScalingPoint, work_on_shared_cores
+from xsp.predict.schedule import Cause, SimulatedSchedule
 from xsp.predict.training import ALL_RANKS
 from xsp.scrub import plain
 from xsp.sections import Chart, Section, Series, Table, Text
-from xsp.texts import seconds_text
+from xsp.texts import counted, seconds_text
 
 SECTION = "predict"
 BINS = 60
@@ -93,7 +93,7 @@ def _job(scaling: Scaling) -> str:
     job, recorded = scaling.job, scaling.recorded
     gradients = sum(recorded.work.arrivals)
     if job.plan is not None:
-        grouping = f"in the {_count(len(job.plan), 'bucket')} of the run"
+        grouping = f"in the {counted(len(job.plan), 'bucket')} of the run"
     else:
         limit = "25 MiB, the first 1 MiB" if job.bucket is None else f"{job.bucket / (1 << 20):.4g} MiB"
         grouping = f"in buckets of {limit}"
@@ -148,14 +148,14 @@ def _notes(scaling: Scaling) -> list[str]:
     )  # no "-0.0"
     if scaling.check is None:
         notes.append(
-            f"No check: the run has {_count(scaling.recorded.ranks, 'rank')}, and their time over "
+            f"No check: the run has {counted(scaling.recorded.ranks, 'rank')}, and their time over "
             f"{'no link' if scaling.job.link is training.NO_LINK else 'this link'} is unknown."
         )
     elif scaling.recorded.ranks == 1:
         notes.append(f"Check: the simulated step of one rank is {deviation:+.1f} % from the measured one.")
     else:
         notes.append(
-            f"Check: for the {_count(scaling.recorded.ranks, 'rank')} of the run, the prediction over this link is "
+            f"Check: for the {counted(scaling.recorded.ranks, 'rank')} of the run, the prediction over this link is "
             f"{seconds_text(scaling.check.step)}, {deviation:+.1f} % from what was measured over the run's own link."
         )
     if scaling.replay is not None:
@@ -176,10 +176,6 @@ def _interval(value: float, interval: tuple[float, float] | None) -> str:
     return text if interval is None else f"{text} [{seconds_text(interval[0])} … {seconds_text(interval[1])}]"
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 # --- the section of a report -------------------------------------------------------------------------------------
 
 
@@ -193,9 +189,9 @@ def section(scaling: Scaling, has_charts: bool = True) -> Section:
     recorded, points = scaling.recorded, scaling.points
     samples = f", {scaling.original.samples:g} samples per rank" if scaling.original.samples else ""
     step_text = f"{_interval(recorded.step, recorded.interval)} a step"
-    count = _count(recorded.ranks, "rank")
+    count = counted(recorded.ranks, "rank")
     names = [part for part in PARTS if any(point.predicted.parts[part] for point in points)]
-    on_largest = f"on {_count(points[-1].ranks, 'rank')}"
+    on_largest = f"on {counted(points[-1].ranks, 'rank')}"
     step_columns = ("step_ms", "from_ms", "to_ms", "samples/s")
     parts: list[sections.Part] = [
         Text(f"{recorded.name}: {step_text}, {recorded.origin} on {count}{samples}"),
@@ -233,7 +229,7 @@ def section(scaling: Scaling, has_charts: bool = True) -> Section:
     return Section("Prediction", tuple(Text(plain(part.text)) if isinstance(part, Text) else part for part in parts))
 
 
-def _step_cells(point: Point) -> tuple[float | None, ...]:
+def _step_cells(point: ScalingPoint) -> tuple[float | None, ...]:
     """Return the step and its interval in milliseconds, and the samples per second."""
     seconds = (point.predicted.step, point.low, point.high)
     return (*(None if value is None else 1e3 * value for value in seconds), point.samples_per_s)
@@ -263,7 +259,7 @@ def _charts(scaling: Scaling, names: Sequence[str]) -> list[sections.Part]:
     stacked = tuple(
         Series(name, tuple(1e3 * point.predicted.parts[name] for point in scaling.points)) for name in names
     )
-    bars = tuple(_count(count, "rank") for count in rank_counts)
+    bars = tuple(counted(count, "rank") for count in rank_counts)
     return [*charts, Chart("stacked", "Average step of a rank", "ms", bars, stacked), *_step_charts(scaling)]
 
 
@@ -289,7 +285,7 @@ def _step_charts(scaling: Scaling) -> list[sections.Part]:
     charts = []
     titles = (
         (scaling.recorded.lanes, "The step as recorded, with the cost of profiling"),
-        (predicted, f"Predicted on {_count(largest.ranks, 'rank')}"),
+        (predicted, f"Predicted on {counted(largest.ranks, 'rank')}"),
     )
     for step_lanes, title in titles:
         if step_lanes:
@@ -304,7 +300,7 @@ _LANE_NAMES = {Cause.INPUT: "input", Cause.COPY: "copy", Cause.FORWARD: "forward
          Cause.SERVING: "for communication"}  # fmt: skip
 
 
-def lanes(schedule_: Schedule) -> dict[str, Lane]:
+def lanes(schedule_: SimulatedSchedule) -> dict[str, Lane]:
     """Return the intervals of each activity of a rank of the first class in the last simulated step."""
     step = schedule_.tasks[-1].step
     step_tasks = [

@@ -20,7 +20,7 @@ from xsp.connections import Connections, State
 from xsp.errors import OutputError, TraceError
 from xsp.receiver.http import PROTOBUF, parts_of, response_of
 from xsp.receiver.journal import RunWriter
-from xsp.receiver.limits import Limits, MemoryBudget, MemoryFull, TooLarge
+from xsp.receiver.limits import BodyTooLarge, MemoryBudget, MemoryFull, RequestLimits
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 THREADS = 8
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 class OtlpGrpcServer:
     """The gRPC server of a receiver, with an event loop in a thread of its own."""
 
-    def __init__(self, address: str, writer: RunWriter, budget: MemoryBudget, limits: Limits) -> None:
+    def __init__(self, address: str, writer: RunWriter, budget: MemoryBudget, limits: RequestLimits) -> None:
         """Bind the address, without accepting requests yet.
 
         Raises:
@@ -71,7 +71,7 @@ class OtlpGrpcServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _bind(self, address: str, limits: Limits) -> int:
+    async def _bind(self, address: str, limits: RequestLimits) -> int:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_body),
@@ -116,7 +116,7 @@ class OtlpGrpcServer:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the request did not arrive in time; send again")
             request.enter(State.WORK)
             return await self._loop.run_in_executor(self._threads, self._store, arrival.result())
-        except TooLarge as error:
+        except BodyTooLarge as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TraceError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -18,16 +18,16 @@ from xsp import hosts
 from xsp.connections import State
 from xsp.errors import OutputError, TraceError
 from xsp.importers import otlp_json, otlp_proto
-from xsp.importers.otlp import Part
-from xsp.receiver.journal import Answer, RunWriter
+from xsp.importers.otlp import ScopeSpans
+from xsp.receiver.journal import RequestResult, RunWriter
 from xsp.receiver.limits import (
     CHUNK,
+    BodyTooLarge,
     DamagedBody,
-    Limits,
     MemoryBudget,
     MemoryFull,
+    RequestLimits,
     Share,
-    TooLarge,
     check_json,
     check_protobuf,
     gunzip,
@@ -52,7 +52,9 @@ class RequestError(Exception):
 class OtlpHttpServer(LimitedHTTPServer):
     """The HTTP server of a receiver."""
 
-    def __init__(self, address: tuple[str, int], writer: RunWriter, budget: MemoryBudget, limits: Limits) -> None:
+    def __init__(
+        self, address: tuple[str, int], writer: RunWriter, budget: MemoryBudget, limits: RequestLimits
+    ) -> None:
         """Start to listen.
 
         Raises:
@@ -109,11 +111,11 @@ class _Request(DeadlineHandler):
             content = bytearray()
             for piece in self._body_pieces():
                 if len(content) + len(piece) > limit:
-                    raise TooLarge(f"more than {limit} bytes; send smaller requests")
+                    raise BodyTooLarge(f"more than {limit} bytes; send smaller requests")
                 share.acquire(len(piece))
                 content += piece
             return kind, gunzip(bytes(content), limit, share) if encoding == "gzip" else bytes(content)
-        except TooLarge as error:
+        except BodyTooLarge as error:
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except DamagedBody as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
@@ -136,7 +138,7 @@ class _Request(DeadlineHandler):
             raise RequestError(HTTPStatus.LENGTH_REQUIRED, "state the length of the request")
         size = self._parse_length(content_length.encode("latin-1", "replace"), 10)
         if size > self.server.limits.max_body:
-            raise TooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
+            raise BodyTooLarge(f"more than {self.server.limits.max_body} bytes; send smaller requests")
         yield from self._read_exactly(size)
 
     def _parse_length(self, text: bytes, base: int) -> int:
@@ -156,10 +158,10 @@ class _Request(DeadlineHandler):
             size -= len(piece)
             yield piece
 
-    def _store(self, kind: str, body: bytes) -> Answer:
+    def _store(self, kind: str, body: bytes) -> RequestResult:
         try:
             return self.server.writer.store(parts_of(kind, body))
-        except TooLarge as error:
+        except BodyTooLarge as error:
             raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
         except TraceError as error:
             raise RequestError(HTTPStatus.BAD_REQUEST, str(error)) from error
@@ -168,7 +170,7 @@ class _Request(DeadlineHandler):
 
     # --- responses ------------------------------------------------------------------------------------
 
-    def _acknowledge(self, kind: str, answer: Answer) -> None:
+    def _acknowledge(self, kind: str, answer: RequestResult) -> None:
         response = response_of(answer)
         body = response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
         self._send(HTTPStatus.OK, kind, body)
@@ -196,7 +198,7 @@ class _Request(DeadlineHandler):
             self.wfile.write(body)
 
 
-def parts_of(kind: str, body: bytes) -> Iterator[Part]:
+def parts_of(kind: str, body: bytes) -> Iterator[ScopeSpans]:
     """Yield the parts of a request, which is decoded at the first iteration.
 
     Raises:
@@ -211,7 +213,7 @@ def parts_of(kind: str, body: bytes) -> Iterator[Part]:
         yield from otlp_json.parts_of(otlp_json.parse_object(body, "the request"), "the request")
 
 
-def response_of(answer: Answer) -> ExportTraceServiceResponse:
+def response_of(answer: RequestResult) -> ExportTraceServiceResponse:
     """Return OTLP's response to a request, with the number of rejected spans."""
     response = ExportTraceServiceResponse()
     if answer.rejected:

@@ -33,13 +33,13 @@ import duckdb
 from xsp import rundir, table
 from xsp.errors import OutputError, TraceError, XspError
 from xsp.importers.contract import Losses
-from xsp.importers.otlp import Part, Reader
+from xsp.importers.otlp import Reader, ScopeSpans
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
 from xsp.ingest.write import has_derived_steps
 from xsp.receiver.commits import GroupCommit
 from xsp.receiver.directories import Arrival, RunDirectory
-from xsp.receiver.limits import TooLarge
+from xsp.receiver.limits import BodyTooLarge
 from xsp.run import Run
 from xsp.schema import Span
 
@@ -62,7 +62,7 @@ MAX_TRACES = 200_000
 """Maximum number of traces of runs in memory, by which other programs' spans in them find the run."""
 
 
-class Answer(NamedTuple):
+class RequestResult(NamedTuple):
     """The result of a request."""
 
     spans: int
@@ -81,7 +81,7 @@ class _Request(NamedTuple):
     losses: Losses
 
     @classmethod
-    def decode(cls, reader: Reader, parts: Iterable[Part]) -> _Request:
+    def decode(cls, reader: Reader, parts: Iterable[ScopeSpans]) -> _Request:
         """Return the content of a request.
 
         Raises:
@@ -91,7 +91,7 @@ class _Request(NamedTuple):
         spans: dict[tuple[str, str], list[Span]] = {}
         for span, run_id in reader.rows(parts):
             if reader.losses.spans > MAX_SPANS:
-                raise TooLarge(f"more than {MAX_SPANS} spans; send smaller requests")
+                raise BodyTooLarge(f"more than {MAX_SPANS} spans; send smaller requests")
             key = run_id, span.trace_id or ""
             found = spans.get(key)
             if found is None:
@@ -149,7 +149,7 @@ class RunWriter:
 
     # --- a request ------------------------------------------------------------------------------------
 
-    def store(self, parts: Iterable[Part]) -> Answer:
+    def store(self, parts: Iterable[ScopeSpans]) -> RequestResult:
         """Store the spans of a request; when this returns, they are on disk.
 
         Raises:
@@ -178,7 +178,7 @@ class RunWriter:
             self.spans += losses.spans
             self.rejected += rejected
         reasons = ", ".join(f"{count} because {reason}" for reason, count in losses.skipped.items())
-        return Answer(losses.spans, rejected, f"{rejected} spans rejected: {reasons}" if rejected else "")
+        return RequestResult(losses.spans, rejected, f"{rejected} spans rejected: {reasons}" if rejected else "")
 
     def _write(self, request: _Request) -> None:
         """Write the spans of a request; if they belong to several directories, all are staged before any is renamed."""

@@ -24,7 +24,7 @@ MAX_VALUES = 4 * MAX_OBJECTS
 """Maximum JSON values in one request."""
 
 
-class TooLarge(XspError):
+class BodyTooLarge(XspError):
     """A body that is larger than the limit, as sent or decompressed."""
 
 
@@ -37,7 +37,7 @@ class MemoryFull(XspError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """The limits of a receiver."""
 
     max_body: int = 64 << 20
@@ -111,7 +111,7 @@ def gunzip(content: bytes, limit: int, share: Share) -> bytes:
                 raise DamagedBody("the gzip is truncated")
             output += piece
             if len(output) > limit:
-                raise TooLarge(f"more than {limit} bytes, decompressed")
+                raise BodyTooLarge(f"more than {limit} bytes, decompressed")
             share.acquire(len(piece))
         remaining = stream.unused_data
     return bytes(output)
@@ -156,7 +156,7 @@ def check_protobuf(body: bytes) -> None:
                 else:
                     offset += {1: 8, 5: 4}.get(kind, end)
                 if count > MAX_OBJECTS:
-                    raise TooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")
+                    raise BodyTooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")
     except IndexError:
         return  # cut off: decoding reports the place
 
@@ -183,4 +183,4 @@ def check_json(body: bytes) -> None:
     """
     objects = body.count(b"{") + body.count(b"[")
     if objects > MAX_OBJECTS or objects + body.count(b",") > MAX_VALUES:
-        raise TooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")
+        raise BodyTooLarge(f"more than {MAX_OBJECTS} spans and attributes; send smaller requests")

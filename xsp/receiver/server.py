@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from xsp import hosts
 from xsp.errors import PluginError, UsageError
 from xsp.receiver.journal import RunWriter
-from xsp.receiver.limits import Limits, MemoryBudget
+from xsp.receiver.limits import MemoryBudget, RequestLimits
 
 TIDY_S = 0.5
 GRACE_S = 0.5
@@ -46,11 +46,16 @@ def address(text: str) -> Address | None:
     return Address(host, int(port))
 
 
-class Server:
+class Receiver:
     """A receiver that accepts requests until it is closed."""
 
     def __init__(
-        self, out: Path, http: Address | None, grpc: Address | None, limits: Limits, report: Callable[[str], None]
+        self,
+        out: Path,
+        http: Address | None,
+        grpc: Address | None,
+        limits: RequestLimits,
+        report: Callable[[str], None],
     ) -> None:
         """Start to listen.
 
@@ -110,7 +115,7 @@ class Server:
             except Exception as error:  # a full disk, for example: the next turn may succeed
                 self._report(f"runs could not be put in order yet: {type(error).__name__}: {error}")
 
-    def _open_http(self, endpoint: Address, budget: MemoryBudget, limits: Limits) -> Any:
+    def _open_http(self, endpoint: Address, budget: MemoryBudget, limits: RequestLimits) -> Any:
         web = _module("http")
         try:
             server = web.OtlpHttpServer(tuple(endpoint), self.writer, budget, limits)
@@ -120,7 +125,7 @@ class Server:
         self._warn(endpoint, "--http")
         return server
 
-    def _open_grpc(self, endpoint: Address, budget: MemoryBudget, limits: Limits) -> Any:
+    def _open_grpc(self, endpoint: Address, budget: MemoryBudget, limits: RequestLimits) -> Any:
         try:
             server = _module("grpc").OtlpGrpcServer(str(endpoint), self.writer, budget, limits)
         except OSError as error:

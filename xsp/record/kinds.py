@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xsp.collector import Signal, Token
 from xsp.schema import Kind
-from xsp.subjects import Layout
+from xsp.subjects import InputLayout
 
 MOST_KINDS = 64
 """Limit on kinds; further kinds are merged into one: a program whose steps all differ has no kinds."""
@@ -103,7 +103,7 @@ class Kinds:
     """The kinds of steps that a program has run so far, and the prediction of the next one."""
 
     def __init__(
-        self, layouts: Mapping[int, Layout | None] | None = None, twins: Mapping[int, int] | None = None
+        self, layouts: Mapping[int, InputLayout | None] | None = None, twins: Mapping[int, int] | None = None
     ) -> None:
         """Start without kinds.
 
@@ -262,7 +262,7 @@ class Kinds:
         return [kind.content() for kind in self.all]
 
 
-def batch_of(tokens: Sequence[Token], layouts: Mapping[int, Layout | None]) -> Batch:
+def batch_of(tokens: Sequence[Token], layouts: Mapping[int, InputLayout | None]) -> Batch:
     """Return the samples of a step, summed over micro-batches: the first dimension, unless a layout gives another one.
 
     Between two backward passes the largest first dimension counts: the calls of several modules, or several calls of

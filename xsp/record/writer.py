@@ -18,7 +18,7 @@ from xsp.errors import PluginError, UnwritableError
 from xsp.schema import Span
 
 if TYPE_CHECKING:
-    from xsp.store.write import Store
+    from xsp.store.write import StepWriter
 
 
 class Writer(transport.SecondProcess):
@@ -140,14 +140,14 @@ def main(run: str) -> NoReturn:
 @contextlib.contextmanager
 def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
     rundir.reserve(run)
-    stores: list[Store] = []
+    stores: list[StepWriter] = []
 
-    def store() -> Store:
+    def store() -> StepWriter:
         """Return the store; loading the table engine takes longer than the program should wait for the directory."""
         if not stores:
-            from xsp.store.write import Store
+            from xsp.store.write import StepWriter
 
-            stores.append(Store(run))
+            stores.append(StepWriter(run))
         return stores[0]
 
     def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *loop_rows: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xsp.analyses import ANALYSES, memory
-from xsp.analyses.answers import Answer, Answers
+from xsp.analyses.answers import Answers, AnswerTable
 from xsp.device import ceilings
 from xsp.device.kernelnames import is_cpp, readable_each
 from xsp.errors import AnalysisError
@@ -216,7 +216,7 @@ def charts(answers: Answers) -> list[dict[str, Any]]:
     ]
 
 
-def chart_data(chart: Chart, answer: Answer) -> dict[str, Any]:
+def chart_data(chart: Chart, answer: AnswerTable) -> dict[str, Any]:
     """Return the data that the page draws of an analysis, or the reason why there is nothing to draw."""
     header = {"section": chart.section, "id": chart.analysis, "title": chart.title}
     if answer.reason is not None:

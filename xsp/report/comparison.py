@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from xsp.comparison import Comparison, Row
+from xsp.comparison import ComparedRow, Comparison
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import FASTER, FASTER_HERE, SLOWER, SLOWER_HERE
 from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.scrub import plain
 from xsp.terminal import cell
+from xsp.texts import counted
 
 TITLES = {
     "step": "The step",
@@ -104,12 +105,12 @@ def _sections(comparison: Comparison, limit: int | None) -> Iterator[_Section]:
         )
 
 
-def _has_figure(row: Row, name: str) -> bool:
+def _has_figure(row: ComparedRow, name: str) -> bool:
     value = getattr(row, name)
     return value is not None and not (name in ("a_calls", "b_calls") and value == 1)
 
 
-def _heaviest(rows: Sequence[Row], limit: int) -> list[Row]:
+def _heaviest(rows: Sequence[ComparedRow], limit: int) -> list[ComparedRow]:
     """Return the changed rows first, then the most expensive ones, in their original order."""
 
     def weight(index: int) -> tuple[bool, float]:
@@ -132,7 +133,7 @@ def _table(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]],
         column.is_main = name in _MAIN
         column.has_kernels = name == "name" and title == TITLES["kernel"]
         columns.append(column)
-    return FittingTable(title, columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
+    return FittingTable(title, columns, [f"{counted(hidden, 'more row')}"] if hidden else [])
 
 
 def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...]], hidden: int) -> Iterator[str]:
@@ -143,7 +144,7 @@ def _markdown(title: str, names: Sequence[str], rows: Sequence[tuple[object, ...
     for row in rows:
         yield "| " + " | ".join(_escaped(cell(value)) for value in row) + " |"
     if hidden:
-        yield f"\n{hidden:,} more row{'s' * (hidden > 1)}"
+        yield f"\n{counted(hidden, 'more row')}"
 
 
 _MARKUP = re.compile(r"([\\`*<|\[]|(?<![^\W_])_|_(?![^\W_]))")  # an underscore within a word is text

@@ -29,7 +29,7 @@ from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
-from xsp.texts import ms_text, number
+from xsp.texts import counted, ms_text, number
 
 MOST_LINES = 25
 MOST_PIECES = 3
@@ -199,7 +199,7 @@ def _heading(trace: Trace, accounted: Account) -> str:
     text += f": {ms_text(time.ms)} an iteration"
     if time.low_ms is not None and time.high_ms is not None:
         text += f" [{ms_text(time.low_ms)} … {ms_text(time.high_ms)}]"
-    text += f", {main.count:,} iteration{'s' * (main.count != 1)}"
+    text += f", {counted(main.count, 'iteration')}"
     if main.at_once >= MIN_AT_ONCE:
         text += f", {main.at_once:.1f} at once on several threads"
     if main.samples_per_s:

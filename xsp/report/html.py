@@ -6,7 +6,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 from xsp import rundir, sections, table
 from xsp.account.sentences import percent_text
 from xsp.analyses import ANALYSES
-from xsp.analyses.answers import Answer, Answers
+from xsp.analyses.answers import Answers, AnswerTable
 from xsp.analyses.loop import kinds_of
 from xsp.levels import depth
 from xsp.report import timeline, words
@@ -169,7 +168,7 @@ def _as_json(data: Any) -> str:
     try:
         text = encoder.encode(data)
     except ValueError:  # some numbers are not finite, which is rare
-        text = encoder.encode(_finite(data))
+        text = encoder.encode(sections.finite(data))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -216,15 +215,6 @@ def screen_data(screen: FirstScreen) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite, which JSON cannot represent, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(element) for key, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(element) for element in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _added_sections(trace: Trace) -> dict[str, Any]:
     """Return the sections in the run directory, and the files there that are not sections."""
     if trace.path is None or not trace.path.is_dir():
@@ -250,7 +240,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
     return [(label, text) for label, text in facts if text]
 
 
-def _table(trace: Trace, name: str, answer: Answer) -> dict[str, Any]:
+def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
     """Return as many rows of a table as the page shows, without columns that hold nothing."""
     columns, rows, max_rows, selection = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in LARGEST_ROWS:

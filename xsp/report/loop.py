@@ -22,6 +22,7 @@ from xsp.run import StepKind
 from xsp.store.iterations import UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
+from xsp.texts import counted
 
 MOST_POINTS = 4_000
 """Maximum number of steps that are drawn."""
@@ -70,7 +71,7 @@ def loop(trace: Trace) -> dict[str, Any] | None:
         "basis": basis,
         "left_out": total["rows"] - len(points["step"]),
         "notes": [
-            f"{total['steps']:,} step{'s' * (total['steps'] != 1)}, {_count(total['recorded'])} of them recorded"
+            f"{counted(total['steps'], 'step')}, {_count(total['recorded'])} of them recorded"
             + (f"; these are of rank {trace.rank} of {ranks}" if ranks > 1 else "") + ".",
         ],
     }  # fmt: skip

@@ -21,6 +21,7 @@ from xsp.report.fitting import FittingColumn, FittingTable
 from xsp.scrub import plain
 from xsp.store.trace import Trace
 from xsp.terminal import cell
+from xsp.texts import counted
 
 _PROSE_COLUMN = "finding"
 """The column that holds sentences, in any table."""
@@ -76,7 +77,7 @@ def table(
     for column, index in zip(fitting_columns, indices, strict=True):
         column.is_main |= names[index] in main
     hidden = len(rows) - len(shown_rows)
-    return FittingTable(title, fitting_columns, [f"{hidden:,} more row{'s' * (hidden > 1)}"] if hidden else [])
+    return FittingTable(title, fitting_columns, [f"{counted(hidden, 'more row')}"] if hidden else [])
 
 
 def _column(name: str, values: Sequence[Any], row_count: int, kernels: Sequence[str] = ()) -> FittingColumn:

@@ -26,7 +26,7 @@ MOST_LAYERS = 5
 
 
 @dataclass
-class Figures:
+class WatchFigures:
     """The figures of a run at one moment."""
 
     name: str
@@ -41,7 +41,7 @@ class Figures:
     """The slowest layers of the last steps, slowest first: name, milliseconds, share of the step in percent."""
 
 
-def read_figures(run: Path) -> Figures:
+def read_figures(run: Path) -> WatchFigures:
     """Return the figures of a run.
 
     Raises:
@@ -55,7 +55,7 @@ def read_figures(run: Path) -> Figures:
     finished = bool(content.finished)
     steps_seen = content.steps.seen if finished and content.steps is not None else _count(progress.get("seen"))
     budget = content.budget if finished else Run.of(progress).budget
-    figures = Figures(content.name or run.name, finished, len(segments), steps_seen, budget or Budget.of({}))
+    figures = WatchFigures(content.name or run.name, finished, len(segments), steps_seen, budget or Budget.of({}))
     if segments:
         _read_steps(figures, segments[-LAST_STEPS:])
     return figures
@@ -65,7 +65,7 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and is_count(value) else None
 
 
-def _read_steps(figures: Figures, segments: list[Path]) -> None:
+def _read_steps(figures: WatchFigures, segments: list[Path]) -> None:
     """Fill in the figures of the last steps; an existing segment is always complete."""
     con = table.connect()
     con.execute("SET threads = 1")  # the run needs the others
@@ -103,7 +103,7 @@ def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
 # The output of `xsp watch`: a few lines of text on a run while it is recorded.
 
 
-def figures_text(figures: Figures) -> Text:
+def figures_text(figures: WatchFigures) -> Text:
     """Return the lines of `xsp watch`."""
     lines = [_progress(figures)]
     if figures.budget:
@@ -118,7 +118,7 @@ def figures_text(figures: Figures) -> Text:
     return Text("\n".join(lines) + "\n")
 
 
-def _rungs(figures: Figures) -> list[str]:
+def _rungs(figures: WatchFigures) -> list[str]:
     """Return a line for each rung: its number of steps, and the duration of the last ones."""
     counts = figures.budget.taken
     names = dict.fromkeys([*counts, *figures.steps_ms])
@@ -133,7 +133,7 @@ def _rungs(figures: Figures) -> list[str]:
     return lines
 
 
-def _progress(figures: Figures) -> str:
+def _progress(figures: WatchFigures) -> str:
     state = "finished" if figures.is_finished else "running"
     step_text = f"step {figures.steps_seen:,}, " if figures.steps_seen is not None else ""
     return f"{plain(figures.name)}: {state}, {step_text}{figures.steps_stored:,} steps stored"

@@ -11,6 +11,7 @@ from xsp.health.finding import Finding
 from xsp.levels import depth
 from xsp.schema import Grade, Level
 from xsp.store.trace import Trace
+from xsp.texts import counted
 
 
 def describe_rungs(rungs: Iterable[str]) -> str:
@@ -48,7 +49,7 @@ def _name(installed: list[str], device: int) -> str:
 def _with_counts(names: Iterable[str]) -> str:
     """Return names with their numbers of occurrences: `8 × NVIDIA A100`."""
     return ", ".join(
-        f"{count} GPU{'s' * (count > 1)}" if name == _UNNAMED else f"{count} × {name}" if count > 1 else name
+        counted(count, "GPU") if name == _UNNAMED else f"{count} × {name}" if count > 1 else name
         for name, count in Counter(names).items()
     )
 

@@ -118,7 +118,7 @@ MASK = "gpu.clock.reasons"
 """Name of the sample whose value is the mask."""
 
 
-class Reason(NamedTuple):
+class ClockReason(NamedTuple):
     """One bit of the mask."""
 
     bit: int
@@ -129,16 +129,16 @@ class Reason(NamedTuple):
     """Whether cooling or power is faulty; a power cap is normal at full load."""
 
 
-REASONS: tuple[Reason, ...] = (
-    Reason(0x001, "idle", is_throttling=False),
-    Reason(0x002, "clocks set by the user", is_throttling=False),
-    Reason(0x004, "power cap", is_throttling=True),
-    Reason(0x008, "hardware slowdown", is_throttling=True, is_fault=True),
-    Reason(0x010, "sync boost group", is_throttling=True),
-    Reason(0x020, "too hot, driver", is_throttling=True, is_fault=True),
-    Reason(0x040, "too hot, hardware", is_throttling=True, is_fault=True),
-    Reason(0x080, "power brake", is_throttling=True, is_fault=True),
-    Reason(0x100, "display clocks", is_throttling=False),
+REASONS: tuple[ClockReason, ...] = (
+    ClockReason(0x001, "idle", is_throttling=False),
+    ClockReason(0x002, "clocks set by the user", is_throttling=False),
+    ClockReason(0x004, "power cap", is_throttling=True),
+    ClockReason(0x008, "hardware slowdown", is_throttling=True, is_fault=True),
+    ClockReason(0x010, "sync boost group", is_throttling=True),
+    ClockReason(0x020, "too hot, driver", is_throttling=True, is_fault=True),
+    ClockReason(0x040, "too hot, hardware", is_throttling=True, is_fault=True),
+    ClockReason(0x080, "power brake", is_throttling=True, is_fault=True),
+    ClockReason(0x100, "display clocks", is_throttling=False),
 )
 
 THROTTLING_BITS = sum(reason.bit for reason in REASONS if reason.is_throttling)

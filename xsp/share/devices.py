@@ -29,7 +29,7 @@ _NO_DEVICE_STORE = (
 class _OpenHandle(NamedTuple):
     """The data that `_close_pending` needs to end one attachment."""
 
-    device: driver.Device
+    device: driver.SharingDevice
     key: tuple[str, bytes]
     """Generation of the store, and the handle."""
 
@@ -52,7 +52,7 @@ class DeviceMapping:
     """
 
     def __init__(
-        self, device: driver.Device, generation: str, handle: bytes, nbytes: int, connection: socket.socket
+        self, device: driver.SharingDevice, generation: str, handle: bytes, nbytes: int, connection: socket.socket
     ) -> None:
         """Open a handle.
 
@@ -142,7 +142,7 @@ class DeviceWeights:
 
 def attach(
     host_weights: client.AttachedWeights,
-    device: driver.Device,
+    device: driver.SharingDevice,
     source: str,
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,

@@ -32,8 +32,8 @@ from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import driver, wire
 from xsp.share.serving import CopyResult, Serving, error_text
-from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
-from xsp.share.weights import Tensor
+from xsp.share.shelf import Client, Eviction, Object, Shelf, StoreSpan
+from xsp.share.weights import StoredTensor
 from xsp.share.wire import device_socket, in_memory
 from xsp.texts import size_text
 
@@ -55,7 +55,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 class DeviceObject(Object):
     """Weights on a device."""
 
-    device: driver.Device = field(kw_only=True)
+    device: driver.SharingDevice = field(kw_only=True)
     host_weights: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
@@ -202,7 +202,7 @@ class DeviceStore(Serving[DeviceObject]):
             stored.difference = difference
             self.shelf.withdraw(stored)
 
-    def _hand_over(self, client: Client, stored: DeviceObject, hit: bool, spans: Iterable[Span]) -> None:
+    def _hand_over(self, client: Client, stored: DeviceObject, hit: bool, spans: Iterable[StoreSpan]) -> None:
         with contextlib.suppress(OSError):  # the process is not visible from here: its connection counts
             client.process = os.pidfd_open(client.pid)
             self._selector.register(
@@ -228,7 +228,7 @@ class DeviceStore(Serving[DeviceObject]):
 
     def _copy(self, key: str, source: str) -> CopyResult[DeviceObject]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""
-        spans: list[Span] = []
+        spans: list[StoreSpan] = []
         reserved, address = 0, 0
         try:
             host_weights = host.attach(f"sha256:{key}", self.folder)
@@ -239,7 +239,9 @@ class DeviceStore(Serving[DeviceObject]):
             reserved = allocated
             address, evicted_more = self._allocate(allocated, source)
             if evicted + evicted_more:
-                spans.append(Span(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns()))
+                spans.append(
+                    StoreSpan(f"share.device.evict {evicted + evicted_more}", evict_start, clock.monotonic_ns())
+                )
             copy_start = clock.monotonic_ns()
             for offset in range(0, size, PIECE):
                 if not self._is_running:
@@ -248,7 +250,7 @@ class DeviceStore(Serving[DeviceObject]):
             self.device.synchronise()  # before any client opens it, so that no other process has to wait for an event
             handle = self.device.handle(address)
             copy_end = clock.monotonic_ns()
-            spans.append(Span("share.device.copy", copy_start, copy_end))
+            spans.append(StoreSpan("share.device.copy", copy_start, copy_end))
             stored = DeviceObject(
                 key, address, allocated, len(host_weights.tensors), source,
                 copy_ns=copy_end - copy_start, device=self.device, host_weights=host_weights, handle=handle, size=size,
@@ -297,17 +299,19 @@ class DeviceStore(Serving[DeviceObject]):
         objects = [hold_client.object for hold_client in hold_clients if isinstance(hold_client.object, DeviceObject)]
         self._queue_job(_CHECK, lambda: self._compare(objects), functools.partial(self._send_comparison, hold_clients))
 
-    def _compare(self, objects: list[DeviceObject]) -> list[Comparison]:
+    def _compare(self, objects: list[DeviceObject]) -> list[ContentComparison]:
         results = []
         for stored in objects:
             if self._is_running:
                 try:
-                    results.append(Comparison(stored, find_difference(stored), None))
+                    results.append(ContentComparison(stored, find_difference(stored), None))
                 except ShareError as error:
-                    results.append(Comparison(stored, "", str(error)))
+                    results.append(ContentComparison(stored, "", str(error)))
         return results
 
-    def _send_comparison(self, hold_clients: list[Client], results: list[Comparison], waiting: list[Client]) -> None:
+    def _send_comparison(
+        self, hold_clients: list[Client], results: list[ContentComparison], waiting: list[Client]
+    ) -> None:
         for hold_client in hold_clients:
             self.shelf.detach(hold_client)
         rows = []
@@ -325,7 +329,7 @@ _CHECK = "check"
 """The `awaited_key` of clients that have requested a comparison; shorter than any object's key."""
 
 
-class Comparison(NamedTuple):
+class ContentComparison(NamedTuple):
     """The result of comparing an object with the host's copy."""
 
     object: DeviceObject
@@ -371,7 +375,7 @@ def find_difference(stored: DeviceObject, offsets: list[int] | None = None) -> s
     return ""
 
 
-def _byte_text(tensors: list[Tensor], offset: int) -> str:
+def _byte_text(tensors: list[StoredTensor], offset: int) -> str:
     for tensor in tensors:
         if tensor.offset <= offset < tensor.offset + tensor.nbytes:
             return f"byte {offset}, in {plain(tensor.name)}"

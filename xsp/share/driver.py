@@ -130,13 +130,13 @@ class _Driver:
             raise DriverError(label, name, code, text.value.decode() if text.value else f"error {code}")
 
 
-_devices: dict[tuple[int, str, int], Device] = {}
+_devices: dict[tuple[int, str, int], SharingDevice] = {}
 """Opened devices, by process ID, library and ordinal."""
 
 _devices_lock = threading.Lock()
 
 
-def device(ordinal: int) -> Device:
+def device(ordinal: int) -> SharingDevice:
     """Return a device of this process; the ordinal is torch's.
 
     Raises:
@@ -145,11 +145,11 @@ def device(ordinal: int) -> Device:
     with _devices_lock:
         key = os.getpid(), LIBRARY, ordinal
         if key not in _devices:
-            _devices[key] = Device(_Driver(LIBRARY), ordinal)
+            _devices[key] = SharingDevice(_Driver(LIBRARY), ordinal)
         return _devices[key]
 
 
-class Device:
+class SharingDevice:
     """A device, and operations on its memory. It is thread-safe."""
 
     def __init__(self, driver: _Driver, ordinal: int) -> None:

@@ -35,7 +35,7 @@ REQUIRED_FAMILIES = ("copy", "read-cached", "first-touch")
 """Families of transfers that the estimate needs."""
 
 
-class Cost(NamedTuple):
+class WayCost(NamedTuple):
     """Nanoseconds that a way takes, without moving the bytes."""
 
     fixed_ns: float
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 class Constants:
     """Constants of this machine."""
 
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, WayCost]
     """Costs by way."""
 
     shapes: Mapping[str, Shape]
@@ -107,7 +107,7 @@ def curves(timings: Timings) -> dict[str, Shape]:
     return shapes
 
 
-def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str, Cost]:
+def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str, WayCost]:
     """Measure the cost per tensor and per request, by way, on files of 2 and of 1000 tiny tensors, in turns.
 
     Raises:
@@ -134,7 +134,7 @@ def costs(on_progress: measuring.ProgressCallback = lambda *_: None) -> dict[str
     for way in WAYS:
         few_ns, many_ns = min(times[way, FEW_TENSORS]), min(times[way, MANY_TENSORS])
         per_tensor = max(0.0, (many_ns - few_ns) / (MANY_TENSORS - FEW_TENSORS))
-        by_way[way] = Cost(max(0.0, few_ns - FEW_TENSORS * per_tensor), per_tensor)
+        by_way[way] = WayCost(max(0.0, few_ns - FEW_TENSORS * per_tensor), per_tensor)
     return by_way
 
 
@@ -167,7 +167,7 @@ def estimate_savings(nbytes: int, tensors: int, constants: Constants) -> list[Sa
     return result
 
 
-def groups(tensors: Sequence[weights.Tensor]) -> dict[str, tuple[int, int]]:
+def groups(tensors: Sequence[weights.StoredTensor]) -> dict[str, tuple[int, int]]:
     """Return bytes and number of tensors of a model's parts, by the first component of the names, largest first."""
     totals: dict[str, tuple[int, int]] = {}
     for tensor in tensors:

@@ -11,9 +11,7 @@ thread pool does not survive a fork.
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,9 +35,8 @@ def work(parent: int, answers: int) -> None:
     processes.end_with_parent(parent)
     state: dict[str, Any] = {}
     is_child = False
-    with os.fdopen(answers, "wb", buffering=0) as stream:
-        for line in sys.stdin:
-            request = json.loads(line)
+    with processes.Questions(answers) as questions:
+        for request in questions:
             answer: dict[str, Any] = {}
             if request["do"] == "fork":
                 child = os.fork()
@@ -55,7 +52,7 @@ def work(parent: int, answers: int) -> None:
                 except Exception as error:  # of a model or a library: the requesting process reports it
                     message = (str(error).splitlines() or [""])[0]
                     answer = {"error": f"{type(error).__name__}: {message}"}
-            stream.write(json.dumps(answer).encode() + b"\n")
+            questions.answer(answer)
 
 
 def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:

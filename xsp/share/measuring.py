@@ -68,7 +68,7 @@ class WayTimes:
         return [load + call for load, call in zip(self.load_ns, self.call_ns, strict=True)]
 
 
-class Memory(NamedTuple):
+class ProcessMemory(NamedTuple):
     """Bytes that processes of one way take, as proportional set sizes without the mapped libraries."""
 
     single_bytes: int
@@ -96,7 +96,7 @@ class Measurement:
     turns: int = 0
     most_turns: int = TURNS
     times: dict[tuple[str, str], WayTimes] = field(default_factory=dict)
-    memory: dict[str, Memory] = field(default_factory=dict)
+    memory: dict[str, ProcessMemory] = field(default_factory=dict)
     cold_obstacle: str = ""
     """Why nothing was measured cold."""
 
@@ -218,7 +218,7 @@ def _take_memory(
                 return  # the system does not report it
             totals.append(sum(memory["pss"] - memory["libraries"] for memory in memories))
             pss = memories[0]["pss"]
-        result.memory[way] = Memory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
+        result.memory[way] = ProcessMemory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from xsp.record.blocks import span
 from xsp.scrub import plain
 from xsp.share import client, devices, driver, wire
 from xsp.share.devices import DeviceMapping, DeviceWeights
-from xsp.share.weights import Tensor, shards
+from xsp.share.weights import StoredTensor, shards
 
 TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
@@ -253,7 +253,7 @@ def _assign(
     return Attachment(keys, hit, shared_count, shared_bytes, private, private_bytes, unused)
 
 
-def _available(attached_weights: Sequence[SharedWeights], source: str) -> dict[str, tuple[SharedWeights, Tensor]]:
+def _available(attached_weights: Sequence[SharedWeights], source: str) -> dict[str, tuple[SharedWeights, StoredTensor]]:
     """Return the tensors of attached weights by name.
 
     Raises:
@@ -322,7 +322,7 @@ def _slots(
     return parameters, buffers, valueless_buffers, moved_buffers
 
 
-def _checked_view(weights: SharedWeights, tensor: Tensor, target: Any, label: str) -> torch.Tensor:
+def _checked_view(weights: SharedWeights, tensor: StoredTensor, target: Any, label: str) -> torch.Tensor:
     """Return the view of a tensor.
 
     Raises:
@@ -335,7 +335,7 @@ def _checked_view(weights: SharedWeights, tensor: Tensor, target: Any, label: st
     return view_of(weights, tensor)
 
 
-def view_of(weights: SharedWeights, tensor: Tensor) -> torch.Tensor:
+def view_of(weights: SharedWeights, tensor: StoredTensor) -> torch.Tensor:
     """Return a tensor of attached weights, as a view, which keeps the attachment alive."""
     dtype = TYPES[tensor.dtype]
     if not tensor.nbytes:

@@ -11,7 +11,7 @@ from xsp.sections import Cell, Part, Section, Table, Text
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
-from xsp.share.weights import Tensor
+from xsp.share.weights import StoredTensor
 from xsp.texts import size_text
 
 PAYS, PAYS_NOT, CANNOT_TELL = "pays", "does not pay", "cannot tell"
@@ -24,7 +24,7 @@ LOW_LARGE_SHARE = 0.5
 """If less than this share of the weights has large pages, the text reports it: it explains a slower first call."""
 
 
-class Verdict(NamedTuple):
+class SharingVerdict(NamedTuple):
     """The verdict on a measurement."""
 
     verdict: str
@@ -60,7 +60,7 @@ def difference(measurement: Measurement, state: str) -> tuple[evidence.Evidence,
     return result, method.verdict(result, method.adjusted([result.p])[0], min(len(a), len(b)))
 
 
-def verdict_of(measurement: Measurement) -> Verdict:
+def verdict_of(measurement: Measurement) -> SharingVerdict:
     """Return the verdict against `load_file` with a warm store, because `load_file` shares its pages as well."""
     result, time_verdict = difference(measurement, WARM)
     memory_from = break_even_processes(measurement, MMAP)
@@ -81,7 +81,7 @@ def verdict_of(measurement: Measurement) -> Verdict:
             f"cannot tell: {measurement.turns} turns do not show whether attach saves {100 * LEAST_GAIN:.0f} % or more "
             f"over load_file: it saves {gain}"
         )
-    return Verdict(
+    return SharingVerdict(
         kind,
         sentence if kind == CANNOT_TELL else f"{kind}: {sentence}",
         memory_from,
@@ -119,7 +119,7 @@ def document(measurement: Measurement) -> Section:
     return Section(f"{measurement.source}{module}: {size}; {turns}", tuple(parts))
 
 
-def _memory(measurement: Measurement, verdict: Verdict) -> Iterator[Part]:
+def _memory(measurement: Measurement, verdict: SharingVerdict) -> Iterator[Part]:
     if len(measurement.memory) < len(WAYS):
         yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
         return
@@ -180,7 +180,7 @@ def _ms(ns: float) -> str:
 # --- estimates --------------------------------------------------------------------------------------------------------
 
 
-def estimate_document(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> Section:
+def estimate_document(source: str, tensors: Sequence[StoredTensor], constants: estimate.Constants) -> Section:
     """Return an estimate as a document: over each way, and by parts of the model."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
     rows = tuple(
@@ -218,7 +218,7 @@ def _savings_by_way(nbytes: int, count: int, constants: estimate.Constants) -> d
     return {row.way: row.saved_ns - constants.costs[row.way].fixed_ns + fixed for row in rows}
 
 
-def estimate_json(source: str, tensors: Sequence[Tensor], constants: estimate.Constants) -> dict[str, Any]:
+def estimate_json(source: str, tensors: Sequence[StoredTensor], constants: estimate.Constants) -> dict[str, Any]:
     """Return an estimate for JSON; times in nanoseconds."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
     return {

@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from xsp.connections import ConnectionLimits, Connections, State
 from xsp.errors import ShareError
 from xsp.scrub import plain
-from xsp.share.shelf import Client, Object, Shelf, Span
+from xsp.share.shelf import Client, Object, Shelf, StoreSpan
 from xsp.share.wire import MOST_MESSAGE, PROTOCOL, SOCKET, in_memory, receive, send, socket_of
 
 Kind = TypeVar("Kind", bound=Object)
@@ -49,7 +49,7 @@ class CopyResult(NamedTuple, Generic[Kind]):
 
     object: Kind | None
     reserved: int
-    spans: list[Span]
+    spans: list[StoreSpan]
     error: str | None
 
 
@@ -299,7 +299,7 @@ class Serving(Generic[Kind]):
         """Return fields of the answer that hands over an object, besides its key, and a descriptor to send."""
         raise NotImplementedError
 
-    def _hand_over(self, client: Client, stored: Kind, hit: bool, spans: Iterable[Span]) -> None:
+    def _hand_over(self, client: Client, stored: Kind, hit: bool, spans: Iterable[StoreSpan]) -> None:
         """Hand an object to a client that is attached to it."""
         stored.hits += hit
         answer, memory = self._handover(stored)

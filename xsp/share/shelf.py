@@ -85,7 +85,7 @@ class Client:
     """Descriptor of its process, if memory may be freed only after the process has ended."""
 
 
-class Span(NamedTuple):
+class StoreSpan(NamedTuple):
     """Work of the store for a client, on the machine's monotonic clock."""
 
     name: str

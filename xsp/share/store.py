@@ -23,7 +23,7 @@ from xsp.errors import ShareError, UsageError
 from xsp.scrub import plain
 from xsp.share import pages, weights
 from xsp.share.serving import CopyResult, Serving, error_text
-from xsp.share.shelf import Client, Eviction, Object, Shelf, Span
+from xsp.share.shelf import Client, Eviction, Object, Shelf, StoreSpan
 
 SETTLED_NS = 50_000_000
 """A file changed less than this long ago may change again without a visible change of its times (which have ticks)."""
@@ -34,7 +34,7 @@ Version = tuple[int, ...]
 """Device, inode, size, and times of modification and change of a file."""
 
 
-class Store(Serving[Object]):
+class WeightStore(Serving[Object]):
     """Serves a directory until `end` is called."""
 
     def __init__(self, folder: Path, capacity_bytes: int, eviction: Eviction = Eviction.LRU) -> None:
@@ -100,7 +100,7 @@ class Store(Serving[Object]):
 
     def _copy(self, version: Version, file: int, source: str) -> CopyResult[Object]:
         """Copy a file into sealed memory; an error becomes a message in the result."""
-        spans: list[Span] = []
+        spans: list[StoreSpan] = []
         reserved, memory = 0, -1
         start = clock.monotonic_ns()
         try:
@@ -115,14 +115,14 @@ class Store(Serving[Object]):
             evicted = self.shelf.reserve(layout.size, source)
             reserved = layout.size
             if evicted:
-                spans.append(Span(f"share.evict {evicted}", evict_start, clock.monotonic_ns()))
+                spans.append(StoreSpan(f"share.evict {evicted}", evict_start, clock.monotonic_ns()))
             memory = os.memfd_create("xsp-share", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             large_bytes = pages.enlarge(memory, layout.size, lambda: self._is_running)
             key = weights.copy(file, tensors, layout, memory, source, lambda: self._is_running)
             if version_of(os.fstat(file)) != version:
                 raise ShareError(f"{source}: it was changed while it was read; attach again")
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            spans.append(Span("share.copy", start, clock.monotonic_ns()))
+            spans.append(StoreSpan("share.copy", start, clock.monotonic_ns()))
             copy_ns = clock.monotonic_ns() - start
             stored = Object(key, memory, layout.size, len(tensors), source, copy_ns=copy_ns, large_bytes=large_bytes)
             return CopyResult(stored, reserved, spans, None)

@@ -46,7 +46,7 @@ ITEM_BYTES = {
 """Bytes per element, by the format's name of the type."""
 
 
-class Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor of a file, or of an object in memory."""
 
     name: str
@@ -64,7 +64,7 @@ def header_memory(file: int) -> int:
     return length * HEADER_MEMORY if LARGE_HEADER < length <= MOST_HEADER else 0
 
 
-def read_header(file: int, label: str) -> list[Tensor]:
+def read_header(file: int, label: str) -> list[StoredTensor]:
     """Return the tensors of a safetensors file, in the order of their data.
 
     Args:
@@ -165,7 +165,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _tensor(name: str, description: Any, label: str, data_start: int) -> Tensor:
+def _tensor(name: str, description: Any, label: str, data_start: int) -> StoredTensor:
     """Return a tensor from its description in the header.
 
     Raises:
@@ -184,7 +184,7 @@ def _tensor(name: str, description: Any, label: str, data_start: int) -> Tensor:
     nbytes = offsets[1] - offsets[0]
     if nbytes != math.prod(shape) * ITEM_BYTES[dtype]:
         raise ShareError(f"{prefix}: its bytes ({nbytes}) do not match its shape and type")
-    return Tensor(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
+    return StoredTensor(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
 
 
 def _read(file: int, offset: int, size: int, label: str) -> bytes:
@@ -199,18 +199,18 @@ def _read(file: int, offset: int, size: int, label: str) -> bytes:
     return b"".join(parts)
 
 
-class Layout(NamedTuple):
+class WeightsLayout(NamedTuple):
     """The layout of tensors in memory."""
 
     table: bytes
     """Bytes before the first tensor: magic, length, table and padding."""
 
-    tensors: list[Tensor]
+    tensors: list[StoredTensor]
     size: int
     """Total bytes."""
 
 
-def memory_layout(tensors: list[Tensor]) -> Layout:
+def memory_layout(tensors: list[StoredTensor]) -> WeightsLayout:
     """Return the layout in memory of a file's tensors."""
     end, packed_tensors = 0, []
     for tensor in tensors:
@@ -221,10 +221,10 @@ def memory_layout(tensors: list[Tensor]) -> Layout:
     table_bytes = -(-(16 + len(encoded)) // PAGE) * PAGE
     table = MAGIC + struct.pack("<Q", len(encoded)) + encoded
     shifted_tensors = [tensor._replace(offset=tensor.offset + table_bytes) for tensor in packed_tensors]
-    return Layout(table.ljust(table_bytes, b"\0"), shifted_tensors, max(table_bytes + end, PAGE))
+    return WeightsLayout(table.ljust(table_bytes, b"\0"), shifted_tensors, max(table_bytes + end, PAGE))
 
 
-def read_table(memory: Any) -> list[Tensor]:
+def read_table(memory: Any) -> list[StoredTensor]:
     """Return the tensors of an object in memory, with their offsets there.
 
     Args:
@@ -238,13 +238,18 @@ def read_table(memory: Any) -> list[Tensor]:
     (length,) = struct.unpack("<Q", bytes(memory[8:16]))
     table_bytes = -(-(16 + length) // PAGE) * PAGE
     return [
-        Tensor(name, dtype, tuple(shape), offset + table_bytes, nbytes)
+        StoredTensor(name, dtype, tuple(shape), offset + table_bytes, nbytes)
         for name, dtype, shape, offset, nbytes in json.loads(bytes(memory[16 : 16 + length]))
     ]
 
 
 def copy(
-    file: int, tensors: list[Tensor], layout: Layout, memory: int, label: str, keep_going: Callable[[], bool]
+    file: int,
+    tensors: list[StoredTensor],
+    layout: WeightsLayout,
+    memory: int,
+    label: str,
+    keep_going: Callable[[], bool],
 ) -> str:
     """Copy tensors from a file into memory, and return the SHA-256 of the memory's content, in hexadecimal digits.
 

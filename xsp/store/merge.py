@@ -243,17 +243,16 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
             pairs = [deep - shallow for deep, shallow in zip(durations, baseline, strict=True)]
         if pairs:
             added, added_interval = stats.trimmed_mean(pairs), stats.interval(pairs)
-        spans = _spans_added(con, level, outer_rung if outer_rung is not None else BARE)
-        calibrated_ns = _calibrated_ns(run, outer_rung if outer_rung is not None else BARE, level)
+        outer = outer_rung if outer_rung is not None else BARE
+        spans = _spans_added(con, level, outer)
+        # the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any
+        costs = [
+            cost.ns_per_span for cost in run.costs.values() if outer < cost.level <= level and cost.ns_per_span > 0
+        ]
+        calibrated_ns = statistics.fmean(costs) if costs else None
         rungs.append(Rung(level, len(durations), step_ns, added, added_interval, spans, calibrated_ns))
         outer_rung = level
     return rungs
-
-
-def _calibrated_ns(run: Run, outer: int, rung: int) -> float | None:
-    """Return the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any."""
-    costs = [cost.ns_per_span for cost in run.costs.values() if outer < cost.level <= rung and cost.ns_per_span > 0]
-    return statistics.fmean(costs) if costs else None
 
 
 def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:

@@ -20,7 +20,7 @@ LATER_ROWS = 40
 """Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
 
 
-class Slowdown(NamedTuple):
+class ReferenceSlowdown(NamedTuple):
     """The median iterations before and after operators or device work were recorded first; nanoseconds."""
 
     before_ns: float
@@ -29,7 +29,7 @@ class Slowdown(NamedTuple):
     """95 % interval of `after_ns` / `before_ns`."""
 
 
-def change(con: duckdb.DuckDBPyConnection) -> Slowdown | None:
+def change(con: duckdb.DuckDBPyConnection) -> ReferenceSlowdown | None:
     """Return how the iterations of the kind and rank of `alike` changed with the first deep recording.
 
     Args:
@@ -65,6 +65,6 @@ def change(con: duckdb.DuckDBPyConnection) -> Slowdown | None:
     return _change(before, after) if min(len(before), len(after)) >= MIN_ROWS else None
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Slowdown:
+def _change(before: Sequence[float], after: Sequence[float]) -> ReferenceSlowdown:
     before_ns, after_ns = stats.percentile(before, 0.5), stats.percentile(after, 0.5)
-    return Slowdown(before_ns, after_ns, stats.median_ratio_interval(after, before))
+    return ReferenceSlowdown(before_ns, after_ns, stats.median_ratio_interval(after, before))

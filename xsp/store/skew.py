@@ -75,7 +75,7 @@ def aligned_sql(trace: Trace, identity: str) -> str:
     """
 
 
-def _clocks(trace: Trace, identity: str) -> tuple[dict[int, Clock], bool]:
+def _clocks(trace: Trace, identity: str) -> tuple[dict[int, ClockOffset], bool]:
     """Return the clocks of the ranks that share collectives, and whether collectives are matched by ids."""
     prepare(trace)
     ranks = [rank for (rank,) in trace.con.execute(RANKS).fetchall()]
@@ -161,14 +161,14 @@ class ClockDifference(NamedTuple):
     uncertainty_ns: float
 
 
-class Clock(NamedTuple):
+class ClockOffset(NamedTuple):
     """The offset to subtract from a rank's times to place them on the lowest rank's clock, in nanoseconds."""
 
     offset_ns: float
     uncertainty_ns: float
 
 
-def align(ranks: Iterable[int], differences: Iterable[ClockDifference]) -> dict[int, Clock]:
+def align(ranks: Iterable[int], differences: Iterable[ClockDifference]) -> dict[int, ClockOffset]:
     """Return the clock of each rank relative to the lowest rank's, along the most certain differences.
 
     Args:
@@ -184,13 +184,13 @@ def align(ranks: Iterable[int], differences: Iterable[ClockDifference]) -> dict[
         neighbours[difference.rank].append(
             ClockDifference(difference.rank, difference.reference, -difference.ahead_ns, difference.uncertainty_ns)
         )
-    clocks: dict[int, Clock] = {}
+    clocks: dict[int, ClockOffset] = {}
     queue = [(0.0, min(neighbours), 0.0)] if neighbours else []
     while queue:
         uncertainty, rank, offset = heapq.heappop(queue)
         if rank in clocks:
             continue
-        clocks[rank] = Clock(offset, uncertainty)
+        clocks[rank] = ClockOffset(offset, uncertainty)
         for difference in neighbours[rank]:
             if difference.rank not in clocks:
                 heapq.heappush(

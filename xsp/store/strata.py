@@ -35,7 +35,7 @@ PERIODIC_SHARE = 0.8
 """Least share of equal distances of iterations that occur periodically."""
 
 
-class Part(enum.Enum):
+class StratifiedTime(enum.Enum):
     """The part of an iteration whose time divides the strata."""
 
     ITERATION = "step_ns + before_ns"  # from the end of the last step to the end of this one
@@ -79,7 +79,9 @@ class _IterationRow(NamedTuple):
         return self.step_ns + self.before_ns
 
 
-def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: int = 0) -> list[Stratum]:
+def strata(
+    con: duckdb.DuckDBPyConnection, part: StratifiedTime = StratifiedTime.ITERATION, first: int = 0
+) -> list[Stratum]:
     """Return the strata of each rank and kind, the shortest times first; all together contain every iteration.
 
     Recording slows a step, so the time of a recorded one is divided by the usual slowdown of its rung before it is
@@ -91,8 +93,8 @@ def strata(con: duckdb.DuckDBPyConnection, part: Part = Part.ITERATION, first: i
         part: what is recorded in this part is to be weighted.
         first: number of the first unrecorded step that counts; before it the program warms up.
     """
-    step = "0::DOUBLE" if part is Part.BEFORE else "dur_ns"
-    before = "0::DOUBLE" if part is Part.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
+    step = "0::DOUBLE" if part is StratifiedTime.BEFORE else "dur_ns"
+    before = "0::DOUBLE" if part is StratifiedTime.STEP else "coalesce(before_ns, 0) + coalesce(beside_ns, 0)"
     rows = con.execute(
         f"""
         SELECT rank, kind, step, steps, rung, {step}, {before}
@@ -184,7 +186,7 @@ def weights(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple
     """Return the weight of each recorded step, by rank and number; within a rank and kind their mean is 1.
 
     A mean over recorded steps with these weights is an estimate of the mean over all iterations, as far as every
-    stratum was recorded: see `uncovered`.
+    stratum was recorded.
 
     Args:
         found: from `strata`.
@@ -218,20 +220,3 @@ def mean_interval(found: Sequence[Stratum], values: Mapping[int, float]) -> stat
         (float(stratum.iterations), [values[step] for step in stratum.recorded if step in values]) for stratum in found
     ]
     return stats.stratified_interval(groups)
-
-
-def uncovered(found: Iterable[Stratum], chosen: Steps | None = None) -> dict[tuple[int, int], float]:
-    """Return the share of the time of each rank and kind that is in strata without a recorded step.
-
-    Args:
-        found: from `strata`.
-        chosen: as for `weights`.
-    """
-    total: Counter[tuple[int, int]] = Counter()
-    missing: Counter[tuple[int, int]] = Counter()
-    for stratum in found:
-        key, ns = (stratum.rank, stratum.kind), round(stratum.iterations * stratum.mean_ns)
-        total[key] += ns
-        if not any(chosen is None or (stratum.rank, step) in chosen for step in stratum.recorded):
-            missing[key] += ns
-    return {key: missing[key] / ns for key, ns in total.items() if ns}

@@ -14,6 +14,7 @@ from xsp import stats, table
 from xsp.run import Run
 from xsp.schema import COLUMNS, LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 from xsp.serving import COLLECTOR
+from xsp.texts import counted
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Trace:
         """Return the text that a notebook shows: name, number of spans and steps, and directory or file."""
         spans, steps = self.con.execute("SELECT count(*), count(DISTINCT step) FROM spans").fetchall()[0]
         location = f" in {self.path}" if self.path else ""
-        return f"<Trace {self.name!r}: {spans:,} spans of {steps:,} step{'s' * (steps != 1)}{location}>"
+        return f"<Trace {self.name!r}: {spans:,} spans of {counted(steps, 'step')}{location}>"
 
     @property
     def spans(self) -> duckdb.DuckDBPyRelation:

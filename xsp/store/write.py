@@ -18,7 +18,7 @@ from xsp.schema import COLUMNS, Rule, Span
 from xsp.store import before, iterations, loop, merge
 
 
-class Store:
+class StepWriter:
     """A run directory that is being written."""
 
     def __init__(self, run: Path) -> None:
@@ -168,5 +168,5 @@ def resolve_run(run: Path, serialised: Path) -> int:
             resolved += new_parents
             table.write_columns(list(zip(*after, strict=True)), segment, con)
     if resolved:
-        Store(run).finish(rundir.read_run(run))
+        StepWriter(run).finish(rundir.read_run(run))
     return resolved

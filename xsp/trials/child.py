@@ -63,7 +63,7 @@ def trial_session(text: str) -> Iterator[None]:
         yield
         return
     _seed(torch, options["seed"])
-    watch = Watch(parse(options["trial"]) if options["trial"] else [])
+    watch = CallObserver(parse(options["trial"]) if options["trial"] else [])
     watch.start()
     call = torch.nn.Module.__call__
     torch.nn.Module.__call__ = watch.wrap(call)  # type: ignore[method-assign]
@@ -85,7 +85,7 @@ def _write(report: Path, content: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
-class Watch:
+class CallObserver:
     """An observer of outermost module calls, which applies trials to new modules and stores results."""
 
     def __init__(self, trials: list[Trial]) -> None:

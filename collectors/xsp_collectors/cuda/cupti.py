@@ -38,7 +38,7 @@ from xsp_collectors.cuda.activities import (
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
 from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
-from xsp_collectors.cuda.libraries import Ranges
+from xsp_collectors.cuda.libraries import LibraryRanges
 from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
 
 
@@ -57,13 +57,13 @@ class CuptiActivities(DeviceCollector):
         self._claim: claim.Claim | None = None
         self._recording: Recording | None = None
         self._records = Records()
-        self._ranges = Ranges()
+        self._ranges = LibraryRanges()
         self._captures = graphs.Captures()
         self._threads = ThreadNumbers()
         self._names = CallNames()
         self._injection = Injection(self._parts.library)
         self._clock = HostClock(self._parts.library)
-        self._outcome: cuptitrial.Outcome | None = None
+        self._outcome: cuptitrial.TrialOutcome | None = None
         self._process = os.getpid()
         self._is_open = False
         self._is_on = False
@@ -134,7 +134,7 @@ class CuptiActivities(DeviceCollector):
         self._notes.update(self._injection.notes(self._counts["library calls"], self._counts["kernels"]))
         if self._ranges.open_count:
             self._counts["NVTX ranges that had not ended with the block"] += self._ranges.open_count
-        self._ranges = Ranges()
+        self._ranges = LibraryRanges()
         self._records.take()
         if self._claim is not None:
             subscription, self._claim = self._claim, None
@@ -195,7 +195,7 @@ class CuptiActivities(DeviceCollector):
         yield from sorted(self._notes)
         self._notes.clear()
 
-    def _placement(self) -> graphs.Placement:
+    def _placement(self) -> graphs.ReplayPlacement:
         """Return the spans of the records that were delivered, without those of xsp's own calls around the step."""
         rows_by_type: dict[type[Row], list[tuple[Activity, Any]]] = defaultdict(list)
         work: list[tuple[Activity, Any]] = []

@@ -18,7 +18,7 @@ CLOCK_BOUND_NS = 100_000
 """Largest accepted error of CUPTI's clock: beyond it, kernels would be put into wrong operators."""
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """The outcome of a trial."""
 
     reason: str | None
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     clock_error_ns: int | None = None
 
 
-def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) -> Outcome:
+def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) -> TrialOutcome:
     """Take CUPTI, record one kernel beside Kineto as a step does, and release CUPTI.
 
     Args:
@@ -36,15 +36,15 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
         work: launches at least one kernel and waits for it; default: a small kernel of torch.
     """
     if kinetouse.is_enabled():
-        return Outcome("torch.profiler is recording in this process: run without it, or use --kernels kineto")
+        return TrialOutcome("torch.profiler is recording in this process: run without it, or use --kernels kineto")
     claim = Claim(cupti)
     reason = claim.take()
     if reason is not None:
-        return Outcome(reason)
+        return TrialOutcome(reason)
     try:
         return _record(cupti, clock, work or _small_kernel)
     except Exception as error:
-        return Outcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
+        return TrialOutcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
     finally:
         claim.release()
 
@@ -67,7 +67,7 @@ def clock_error_ns(cupti: Any, readings: int = 9) -> int:
     return best[1]
 
 
-def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome:
+def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> TrialOutcome:
     """Record work that launches a kernel, with Kineto on, and check the records."""
     records = Records()
     recording = Recording(cupti, records, clock)
@@ -83,8 +83,8 @@ def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> Outcome
             recording.restore_thread_ids()
     if error_ns > CLOCK_BOUND_NS:
         reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
-        return Outcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
-    return Outcome(_fault(records.take(), before, after), error_ns)
+        return TrialOutcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
+    return TrialOutcome(_fault(records.take(), before, after), error_ns)
 
 
 def _fault(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from xsp.schema import Rule, Span
-from xsp_collectors.layercalls import Layer, LayerCalls, Path
+from xsp_collectors.layercalls import LayerCall, LayerCalls, Path
 
 UNSEEN_CAPTURES = (
     "kernels and copies of replayed CUDA graphs whose capture was not seen, because it was before the profile, or "
@@ -27,7 +27,7 @@ UNSEEN_CAPTURES = (
 )
 
 
-class Placement(NamedTuple):
+class ReplayPlacement(NamedTuple):
     """Spans of a step, and the amount of its replayed work whose capture was not seen."""
 
     spans: list[Span]
@@ -94,12 +94,12 @@ class Captures:
         modules = _running_modules(frame)
         return tuple(self._layer(module, modules[0]) for module in modules)
 
-    def _layer(self, module: Any, outermost: Any) -> Layer:
+    def _layer(self, module: Any, outermost: Any) -> LayerCall:
         names = self._names.get(outermost)
         if names is None:
             names = self._names[outermost] = {id(submodule): name for name, submodule in outermost.named_modules()}
         class_name = type(module).__name__
-        return Layer(str(id(module)), names.get(id(module)) or class_name, class_name)
+        return LayerCall(str(id(module)), names.get(id(module)) or class_name, class_name)
 
 
 def _running_modules(frame: FrameType | None) -> list[Any]:
@@ -114,7 +114,7 @@ def _running_modules(frame: FrameType | None) -> list[Any]:
     return modules[::-1]
 
 
-def place(spans: Sequence[Span], captures: Captures) -> Placement:
+def place(spans: Sequence[Span], captures: Captures) -> ReplayPlacement:
     """Make the work of replays children of the layers that captured its nodes, and add those layers' calls.
 
     The call of a layer in a replay lasts from the start of its first kernel to the end of its last, on the device.
@@ -140,7 +140,7 @@ def place(spans: Sequence[Span], captures: Captures) -> Placement:
             if layer is not None:
                 changed_spans[id(span)] = span._replace(parent_id=layer.span_id, parent_rule=Rule.CAPTURE.value)
         layers += [call._replace(correlation_id=replay) for call in layer_calls.calls]
-    return Placement([*(changed_spans.get(id(span), span) for span in spans), *layers], unknown_count)
+    return ReplayPlacement([*(changed_spans.get(id(span), span) for span in spans), *layers], unknown_count)
 
 
 def _node(span: Span) -> int | None:

@@ -31,7 +31,7 @@ _NAME = re.compile(r"\s*([A-Za-z_][\w:.]*)\s*[(\[{,:]?\s*(.*?)[)\]}]?\s*$", re.D
 _PAIR = re.compile(r"([A-Za-z_]\w*)\s*[=:]\s*([^\s,;]+)")
 
 
-class Ranges:
+class LibraryRanges:
     """NVTX ranges, built from their starts and ends, which may be in different steps."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ class ProfilerRange(Collector):
     def __init__(self) -> None:
         self._original: Any = None
         self._wrapper: Any = None
-        self._ranges = Ranges()
+        self._ranges = ModuleRanges()
         self._is_on = False
 
     def available(self) -> str | None:
@@ -68,7 +68,7 @@ class ProfilerRange(Collector):
             torch.cuda.profiler.stop()
 
 
-class Ranges:
+class ModuleRanges:
     """NVTX ranges of the calls of modules, each on its thread."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def layer_range(ordinal: int, name: str) -> str:
     return f"xsp.layer#{ordinal}#{name}"
 
 
-def _wrap(original: Callable[..., Any], ranges: Ranges) -> Callable[..., Any]:
+def _wrap(original: Callable[..., Any], ranges: ModuleRanges) -> Callable[..., Any]:
     # checked first, so that Dynamo, which traces through the wrapper, sees nothing else of it
     is_tracing = torch.compiler.is_dynamo_compiling
 

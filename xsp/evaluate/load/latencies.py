@@ -19,8 +19,6 @@ from xsp.errors import UsageError
 from xsp.evaluate.load.requests import Requests
 from xsp.evaluate.load.schedules import SECOND
 
-Floats = NDArray[np.float64]
-
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
 LATENESS_SHARES = (0.5, 0.99, 0.999)
 LATE_SHARE = 0.01

@@ -107,7 +107,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Cost:
+class InputsCost:
     """Cost of a million inputs, at full load."""
 
     amount: float
@@ -150,7 +150,7 @@ def prices(path: str | os.PathLike[str]) -> list[Price]:
     return price_list
 
 
-def cost_per_million(inputs_per_second: float, machine: str, price_list: Sequence[Price] = PRICES) -> Cost | None:
+def cost_per_million(inputs_per_second: float, machine: str, price_list: Sequence[Price] = PRICES) -> InputsCost | None:
     """Return the cost of a million inputs on a machine at its latest price; None if it has no price.
 
     Raises:
@@ -161,7 +161,7 @@ def cost_per_million(inputs_per_second: float, machine: str, price_list: Sequenc
     if not matches:
         return None
     price = max(matches, key=lambda entry: entry.date)
-    return Cost(price.per_hour * 1e6 / (SECONDS_PER_HOUR * inputs_per_second), price.currency, price.date)
+    return InputsCost(price.per_hour * 1e6 / (SECONDS_PER_HOUR * inputs_per_second), price.currency, price.date)
 
 
 def rank_correlations(

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import resource
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -180,9 +179,8 @@ def work(parent: int, answers: int) -> None:
             importlib.import_module(library)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
-    with os.fdopen(answers, "wb", buffering=0) as stream:
-        for line in sys.stdin:
-            question = json.loads(line)
+    with processes.Questions(answers) as questions:
+        for question in questions:
             shape = None if question["shape"] is None else tuple(question["shape"])
             prefill = 1 if question["generates"] else None
             settings = models.Settings(shape=shape, sequence=question["sequence"], prefill=prefill)
@@ -190,4 +188,4 @@ def work(parent: int, answers: int) -> None:
                 answer: dict[str, Any] = {"parameters": count(question["source"], settings)}
             except Exception as error:
                 answer = {"error": first_sentence(error)}
-            stream.write(json.dumps(answer).encode() + b"\n")
+            questions.answer(answer)

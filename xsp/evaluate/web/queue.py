@@ -38,7 +38,7 @@ class _Stopped(Exception):
 
 
 @dataclass
-class Job:
+class QueuedEvaluation:
     """A requested evaluation."""
 
     manifest: Manifest
@@ -82,8 +82,8 @@ class Queue:
             most_waiting: maximum number of waiting evaluations.
         """
         self._seconds, self._most_waiting = seconds, most_waiting
-        self._jobs: dict[str, Job] = {}
-        self._waiting: deque[Job] = deque()
+        self._jobs: dict[str, QueuedEvaluation] = {}
+        self._waiting: deque[QueuedEvaluation] = deque()
         self._changed = threading.Condition()
         self._machine = threading.Lock()
         """Held by what runs: one evaluation, or one check, since each would disturb the latencies of another."""
@@ -91,7 +91,7 @@ class Queue:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, manifest: Manifest, agent: Agent, options: Options) -> Job:
+    def add(self, manifest: Manifest, agent: Agent, options: Options) -> QueuedEvaluation:
         """Append an evaluation.
 
         Raises:
@@ -104,7 +104,7 @@ class Queue:
                 raise QueueFullError(
                     f"{len(self._waiting)} evaluations are waiting already; try again when some have ended"
                 )
-            job = Job(manifest, agent, options)
+            job = QueuedEvaluation(manifest, agent, options)
             self._jobs[job.id] = job
             self._waiting.append(job)
             ended = [entry for entry in self._jobs.values() if entry.state in ENDED_STATES]
@@ -139,17 +139,17 @@ class Queue:
         finally:
             self._machine.release()
 
-    def jobs(self) -> Sequence[Job]:
+    def jobs(self) -> Sequence[QueuedEvaluation]:
         """Return all jobs, oldest first."""
         with self._changed:
             return list(self._jobs.values())
 
-    def job(self, name: str) -> Job | None:
+    def job(self, name: str) -> QueuedEvaluation | None:
         """Return the job of an ID; None if there is none."""
         with self._changed:
             return self._jobs.get(name)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: QueuedEvaluation) -> None:
         """Cancel a job: at once if it waits, within a few seconds if it runs."""
         with self._changed:
             job.cancel.set()
@@ -184,7 +184,7 @@ class Queue:
             with self._machine:
                 self._carry_out(job)
 
-    def _carry_out(self, job: Job) -> None:
+    def _carry_out(self, job: QueuedEvaluation) -> None:
         deadline = time.monotonic() + self._seconds
 
         def progress(stage: str, done: int, total: int) -> None:

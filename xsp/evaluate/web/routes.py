@@ -23,7 +23,7 @@ from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
 from xsp.evaluate.web.answers import json_response, without_paths
 from xsp.evaluate.web.modelsize import ModelSizes
-from xsp.evaluate.web.queue import ENDED_STATES, Job, Queue
+from xsp.evaluate.web.queue import ENDED_STATES, Queue, QueuedEvaluation
 from xsp.evaluate.web.shelf import Shelf
 from xsp.levels import parse_levels
 
@@ -191,11 +191,11 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
     router = APIRouter(tags=["evaluations"])
     watcher_count = 0
 
-    def state_of(job: Job) -> dict[str, Any]:
+    def state_of(job: QueuedEvaluation) -> dict[str, Any]:
         state = job.plain()
         return {**state, "error": None if state["error"] is None else without_paths(state["error"], store)}
 
-    def find_job(name: str) -> Job:
+    def find_job(name: str) -> QueuedEvaluation:
         job = queue.job(name)
         if job is None:
             raise HTTPException(404, "no such evaluation was requested, or it ended long ago")
