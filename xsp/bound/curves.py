@@ -66,7 +66,7 @@ def curve(
 
 
 @dataclass(frozen=True)
-class GranularityCurve:
+class Curve:
     """A model constructed from blocks of each granularity, and from the best cover."""
 
     graph: Graph
@@ -98,7 +98,7 @@ def of(
     most: int = MAX_GRANULARITY,
     progress: Progress = lambda name, done, total: None,
     **model_options: Any,
-) -> GranularityCurve:
+) -> Curve:
     """Return the estimates of a step from blocks of 1 to `most` calls, and their errors against a run of it.
 
     Args:
@@ -157,9 +157,7 @@ def of(
     except GraphError as error:
         best = str(error)
     problems += stored.problems[:3]
-    return GranularityCurve(
-        graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems)
-    )
+    return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
 
 
 @dataclass(frozen=True)
