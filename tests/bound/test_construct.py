@@ -251,7 +251,7 @@ def test_the_curve_is_shown_in_80_columns_as_json_and_as_a_section(capsys) -> No
     known = timed(graph, sizes=[1, 2], stride=1)
     points = curves.curve(graph, known, 1200, [1, 2, 3], conditions=HOW, glue_ns=60)
     best = construct.cover(graph, known, 2, conditions=HOW)
-    found = curves.GranularityCurve(graph, 2, 1200, tuple(points), best)
+    found = curves.Curve(graph, 2, 1200, tuple(points), best)
     assert found.best is points[0]
     for each in (found, replace(found, cover="no reason", measured_ns=None)):
         shown = curvetext.page(each, "m:chain")
@@ -298,9 +298,7 @@ def test_a_run_of_another_model_makes_no_error_of_a_curve(tmp_path: Path, monkey
 def test_of_a_run_the_curve_is_a_section_of_its_report(small_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(small_run, tmp_path / "run"))
     graph = chain([1, 2])
-    found = curves.GranularityCurve(
-        graph, 2, None, tuple(curves.curve(graph, timed(graph), None, [1], conditions=HOW)), "none"
-    )
+    found = curves.Curve(graph, 2, None, tuple(curves.curve(graph, timed(graph), None, [1], conditions=HOW)), "none")
     assert curvetext.write_section(found, tmp_path) is None
     assert curvetext.write_section(found, run) == run / "sections" / "blocks.json"
     assert list(sections.read(run).sections) == ["blocks"]

@@ -66,7 +66,7 @@ def curve(
 
 
 @dataclass(frozen=True)
-class GranularityCurve:
+class Curve:
     """A model constructed from blocks of each granularity, and from the best cover."""
 
     graph: Graph
@@ -99,7 +99,7 @@ def of(
     most: int = MAX_GRANULARITY,
     progress: Progress = lambda name, done, total: None,
     **model_options: Any,
-) -> GranularityCurve:
+) -> Curve:
     """Return the estimates of a step from blocks of 1 to `most` calls, and their errors against a run of it.
 
     Args:
@@ -181,9 +181,7 @@ def of(
     problems += stored.problems[:3]
     if run is None and stored.environment.processor_note:
         problems.append(stored.environment.processor_note)
-    return GranularityCurve(
-        graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems)
-    )
+    return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from xsp import sections, terminal
 from xsp.bound.construct import Construction
-from xsp.bound.curves import GranularityCurve
+from xsp.bound.curves import Curve
 from xsp.scrub import plain
 from xsp.sections import Chart, Part, Section, Series, Table, Text
 from xsp.texts import at_least, counted, milliseconds, ns_text
@@ -17,14 +17,14 @@ from xsp.texts import at_least, counted, milliseconds, ns_text
 MOST_HOLES = 3
 
 
-def page(curve: GranularityCurve, source: str, step: str = "") -> str:
+def page(curve: Curve, source: str, step: str = "") -> str:
     """Return the curve as text, and the command that times the missing blocks."""
     is_partial = any(point.construction.is_lower_limit for point in curve.points)
     command = f"{shlex.quote(source)} {step}".rstrip()
     return terminal.page(section(curve), f"xsp bound {command} --curve --fill 5m" if is_partial else "")
 
 
-def _remarks(curve: GranularityCurve) -> Iterator[str]:
+def _remarks(curve: Curve) -> Iterator[str]:
     """Yield texts on facts that are not in the table."""
     threads = counted(curve.threads, "thread")
     measured = "no run to compare with (--run DIR)" if curve.measured_ns is None else ns_text(curve.measured_ns)
@@ -51,7 +51,7 @@ def _remarks(curve: GranularityCurve) -> Iterator[str]:
     yield from curve.problems
 
 
-def as_json(curve: GranularityCurve) -> dict[str, Any]:
+def as_json(curve: Curve) -> dict[str, Any]:
     """Return the output of `xsp bound SOURCE --curve --format json`; times in nanoseconds, null if unknown."""
     cover = curve.cover
     return {
@@ -92,12 +92,12 @@ def _plain(construction: Construction) -> dict[str, Any]:
     }
 
 
-def write_section(curve: GranularityCurve, run: Path | str) -> Path | None:
+def write_section(curve: Curve, run: Path | str) -> Path | None:
     """Write the section into a run directory for the report; return None if it is none, or cannot be written."""
     return sections.write_if_run(Path(run), "blocks", section(curve))
 
 
-def section(curve: GranularityCurve) -> Section:
+def section(curve: Curve) -> Section:
     """Return the curve as a section: error and time over the size of blocks."""
     sizes = tuple(point.construction.granularity for point in curve.points)
     over = "calls of a block, G"

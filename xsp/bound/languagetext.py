@@ -12,7 +12,7 @@ from xsp.bound.polynomials import Crossing, Polynomial
 from xsp.scrub import plain
 from xsp.sections import Cell, Chart, Section, Series, Table, Text
 from xsp.terminal import NO_BREAK_SPACE
-from xsp.texts import amount, at_least, counted, milliseconds, ns_text
+from xsp.texts import amount, at_least, milliseconds, ns_text
 
 DRAWN_LENGTHS = 24
 """Number of lengths at which a curve is drawn."""
@@ -38,7 +38,7 @@ def _conditions(language: Language) -> str:
     if language.settings.get("device"):
         conditions.append(f"timings of {language.settings['device']}")
     elif language.settings.get("environment"):
-        conditions.append(counted(language.threads, "thread"))
+        conditions.append(f"{language.threads} thread{'s' * (language.threads > 1)}")
     if not isinstance(language.ceilings, str):
         conditions.append(f"ceilings of {language.ceilings.name}")
     return ", ".join(conditions)

@@ -82,7 +82,7 @@ class Sender(typing.Protocol):
         """Send an encoded request once, and return the receiver's answer.
 
         Raises:
-            RetryableError, TooLarge, Refused: the receiver did not accept the request.
+            RetryableError, RequestTooLarge, Refused: the receiver did not accept the request.
             OutputError: the file cannot be written.
         """
 

@@ -202,7 +202,7 @@ def parts_of(kind: str, body: bytes) -> Iterator[ScopeSpans]:
     """Yield the parts of a request, which is decoded at the first iteration.
 
     Raises:
-        TooLarge: the request has more objects or values than the limit.
+        BodyTooLarge: the request has more objects or values than the limit.
         TraceError: the request cannot be decoded.
     """
     if kind == PROTOBUF:

@@ -86,7 +86,7 @@ class _Request(NamedTuple):
 
         Raises:
             TraceError: it cannot be decoded, or has more than `MAX_RUNS` runs.
-            TooLarge: it has more than `MAX_SPANS` spans.
+            BodyTooLarge: it has more than `MAX_SPANS` spans.
         """
         spans: dict[tuple[str, str], list[Span]] = {}
         for span, run_id in reader.rows(parts):
@@ -154,7 +154,7 @@ class RunWriter:
 
         Raises:
             TraceError: the request cannot be decoded; nothing of it was stored.
-            TooLarge: it has more than `MAX_SPANS` spans.
+            BodyTooLarge: it has more than `MAX_SPANS` spans.
             OutputError: the disk cannot be written, or the receiver ends; nothing of it was stored, and it may be sent
                 again.
         """

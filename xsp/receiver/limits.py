@@ -93,7 +93,7 @@ def gunzip(content: bytes, limit: int, share: Share) -> bytes:
     """Return decompressed gzip content, piece by piece, so that a small body cannot exceed the limit before a check.
 
     Raises:
-        TooLarge: the content is larger than `limit` bytes.
+        BodyTooLarge: the content is larger than `limit` bytes.
         DamagedBody: it is not gzip, or ends in the middle.
         MemoryFull: there is no room for it now.
     """
@@ -131,7 +131,7 @@ def check_protobuf(body: bytes) -> None:
     """Count the messages in a request before they become objects, if it is larger than `MIN_CHECKED_BYTES`.
 
     Raises:
-        TooLarge: there are more than `MAX_OBJECTS`.
+        BodyTooLarge: there are more than `MAX_OBJECTS`.
     """
     if len(body) <= MIN_CHECKED_BYTES:
         return
@@ -179,7 +179,7 @@ def check_json(body: bytes) -> None:
     """Count the objects and values in a request before they are created; braces and commas in texts count too.
 
     Raises:
-        TooLarge: there are more than `MAX_OBJECTS` or `MAX_VALUES`.
+        BodyTooLarge: there are more than `MAX_OBJECTS` or `MAX_VALUES`.
     """
     objects = body.count(b"{") + body.count(b"[")
     if objects > MAX_OBJECTS or objects + body.count(b",") > MAX_VALUES:
