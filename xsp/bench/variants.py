@@ -39,6 +39,11 @@ class ResultMismatch(Exception):
         self.error = error
 
 
+def unchanged(kind: str) -> AbstractContextManager[Any]:
+    """Return a context that changes nothing: that of variants which only arrange their inputs."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Variant:
     """Another way to compute a block."""
@@ -47,7 +52,7 @@ class Variant:
     may_change: Callable[[Spec], bool]
     """Whether the variant may differ from the block as it runs."""
 
-    context: Callable[[str], AbstractContextManager[Any]] = lambda kind: nullcontext()
+    context: Callable[[str], AbstractContextManager[Any]] = unchanged
     """What calls run in, on a device of a kind in torch's words (`cpu`, `cuda`)."""
 
     arrange: Callable[[torch.Tensor], torch.Tensor] | None = None
