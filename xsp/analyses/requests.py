@@ -32,7 +32,7 @@ def requests(trace: Trace) -> Table:
     shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
     steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
     `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
-    `recording_ms` is what recorded steps added, by unrecorded ones alike.
+    `recording_ms` is what recorded steps added, by comparable ones.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
     reasons, added = served.reasons(trace), serving.added_by_recording(trace)
