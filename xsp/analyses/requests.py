@@ -60,7 +60,8 @@ def request_figures(trace: Trace) -> Table:
     rows = [
         (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in served.figures(trace)
     ]
-    if added := serving.added_by_recording(trace):
+    added = serving.added_by_recording(trace)
+    if any(added.values()):
         rows.append(("recording, mean", sum(added.values()) / len(added) / 1e6, "ms", None, None, len(added)))
     return values(trace, "request_figures", columns | {"count": "BIGINT"}, rows)
 
