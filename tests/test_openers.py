@@ -78,7 +78,7 @@ TABLE_READERS = {
         _create_sequence_view _create_view; ingest/received.py _arrived_query;
         ingest/tables.py _attribute _combine_ranks _join_captures;
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
-        Delivery.timed_steps steps_in; receiver/journal.py RunWriter._traces;
+        Delivery.timed_steps _create_served_view steps_in; receiver/journal.py RunWriter._traces;
         receiver/directories.py RunDirectory.merge_small_files RunDirectory.summary; report/watch.py _read_steps;
         store/write.py StepWriter.finish resolve_run.read
     """,

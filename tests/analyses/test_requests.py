@@ -15,6 +15,7 @@ from xsp.account.requests import figures, goodput, reasons, requests, steps, tok
 from xsp.account.serving import remedy, sentence
 from xsp.cli import main
 from xsp.errors import AnalysisError, TraceError
+from xsp.health import health
 from xsp.report import html
 from xsp.report.firstscreen import first_screen
 from xsp.serving import PARTS, Engine
@@ -251,7 +252,8 @@ def test_a_run_without_a_step_of_a_model_has_the_requests(tmp_path: Path, kept: 
     assert screen.kinds.startswith("Requests: 20 ended")
     if kept == "whole":
         assert screen.sentence == "Requests and steps of an engine are known, and no step of a model that it calls."
-        assert [doubt for doubt in screen.doubts if "prof.step() was never entered" in doubt]
+        [steps_finding] = [each for each in health(found) if each.subject == "steps"]
+        assert "prof.step() was never entered" in steps_finding.text
     page = tmp_path / "page.html"
     html.write(found, page)
     assert page.stat().st_size

@@ -32,7 +32,7 @@ def requests(trace: Trace) -> Table:
     shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
     steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
     `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
-    `recording_ms` is what recorded steps took beyond similar unrecorded ones.
+    `recording_ms` is what recorded steps added, by comparable ones.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
     reasons, added = served.reasons(trace), serving.added_by_recording(trace)
@@ -60,7 +60,8 @@ def request_figures(trace: Trace) -> Table:
     rows = [
         (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in served.figures(trace)
     ]
-    if added := serving.added_by_recording(trace):
+    added = serving.added_by_recording(trace)
+    if any(added.values()):
         rows.append(("recording, mean", sum(added.values()) / len(added) / 1e6, "ms", None, None, len(added)))
     return values(trace, "request_figures", columns | {"count": "BIGINT"}, rows)
 
