@@ -62,8 +62,8 @@ def test_modules_of_one_form_that_take_turns_are_one_kind_and_those_of_one_step_
     turns = [[call(module, 4), BEGIN, END, *stepped(optimizer)] for module, optimizer in ((1, 8), (2, 9), (3, 10))]
     assert [kinds.count_step(turn).kind.number for turn in turns] == [0, 0, 0]
     assert kinds.expected_kind(call(3, 4)) == 0
-    both, one_twice = [call(1, 4), call(2, 4)], [call(2, 4), call(2, 4)]
-    assert [kinds.count_step(step).kind.number for step in (both, [call(3, 4), call(1, 4)], one_twice)] == [1, 1, 2]
+    both, reverse, one_twice = [call(1, 4), call(2, 4)], [call(2, 4), call(1, 4)], [call(2, 4), call(2, 4)]
+    assert [kinds.count_step(step).kind.number for step in (both, reverse, one_twice)] == [1, 2, 3]
 
 
 def test_training_and_inference_of_one_module_are_two_kinds() -> None:

@@ -2,14 +2,14 @@
 
 Two steps are of the same kind if they made the same outermost calls, of the same modules, with inputs of about the same
 shape, and the same backward passes and optimizer steps, in the same order. Modules of one form that take turns, as
-those of an ensemble, count as the same; within a step they are told apart. Sizes are compared by powers of two, so that
+those of an ensemble, count as the same, those of one step do not. Sizes are compared by powers of two, so that
 sentences of 100 and of 120 words are of one kind, but a prefill of 40 words and a decode of one word are not. Runs of
 equal outline words are also compared by powers of two.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -208,18 +208,21 @@ class Kinds:
         return entry
 
     def _forms(self, tokens: Sequence[Token]) -> list[tuple[Any, ...]]:
-        """Return words with sizes rounded to powers of two; twins are numbered by their first use in the step."""
-        forms = []
-        seen: dict[int, dict[int, int]] = {}
+        """Return words with sizes rounded to powers of two, and a step's only module of a form by its first twin."""
+        together: dict[int, set[int]] = defaultdict(set)
         for token in tokens:
-            subject: int | tuple[int, int] = token.subject
-            if token.kind in (Kind.FORWARD, Kind.OPTIMIZER):
-                twin = self._twins.get(token.subject, token.subject)
-                numbers = seen.setdefault(twin, {})
-                subject = twin, numbers.setdefault(token.subject, len(numbers))
-            shape = tuple(map(_rounded, token.shape)) if token.shape is not None else None
-            forms.append((token.kind, subject, token.trains, shape))
-        return forms
+            if token.kind is not Kind.BACKWARD:  # its numbers have another meaning
+                together[self._twins.get(token.subject, token.subject)].add(token.subject)
+        only_twins = {number: twin for twin, (number, *others) in together.items() if not others}
+        return [
+            (
+                token.kind,
+                token.subject if token.kind is Kind.BACKWARD else only_twins.get(token.subject, token.subject),
+                token.trains,
+                tuple(map(_rounded, token.shape)) if token.shape is not None else None,
+            )
+            for token in tokens
+        ]
 
     def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
         if len(self.all) >= MOST_KINDS:
