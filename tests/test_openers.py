@@ -37,8 +37,9 @@ OTHERS = {
         evidence/form.py schema; report/html.py _asset
     """,
     "in the user's cache": """
-        advise/records.py history; bench/timings.py Timings._read_environment; cached.py read; device/ceilings.py
-        _cached_content; evaluate/sharing.py _read_note; predict/collectives.py _read_link
+        advise/records.py history; bench/timings.py Timings._read_environment; cached.py read open_folder
+        _is_intact _state _remove_folder; device/ceilings.py _cached_content; evaluate/sharing.py _read_note;
+        predict/collectives.py _read_link
     """,
     "memory, or a descriptor that this process or its parent opened": """
         bench/moves.py _first_touch.batch _read_mapped _storage; bench/numanodes.py memory; bench/partner.py
@@ -66,7 +67,7 @@ OTHERS = {
         Between.content; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
-        importers/contract.py open_bytes; importers/nsys.py _check;
+        cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py _check;
         importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _identity
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",

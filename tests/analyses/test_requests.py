@@ -16,6 +16,7 @@ from xsp.account.serving import remedy, sentence
 from xsp.cli import main
 from xsp.errors import AnalysisError, TraceError
 from xsp.health import health
+from xsp.record import session
 from xsp.report import html
 from xsp.report.firstscreen import first_screen
 from xsp.serving import PARTS, Engine
@@ -231,6 +232,19 @@ def test_a_run_holds_the_requests_and_all_steps_of_its_engines(tmp_path: Path) -
             with prof.step():
                 net(torch.ones(2, 8))
     assert not requests(xsp.load(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("inside_s", "reason"), [(0.0, "was never entered"), (5.0, "child processes computed for 5 s")]
+)
+def test_child_processes_that_ended_before_the_block_are_no_reason_for_a_run_without_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside_s: float, reason: str
+) -> None:
+    children_s = [13.0]
+    monkeypatch.setattr(session, "_children_s", lambda: children_s[0])
+    with xsp.profile("idle", out=tmp_path / "run"):
+        children_s[0] += inside_s
+    assert reason in str(json.loads((tmp_path / "run" / "run.json").read_text())["empty"])
 
 
 @pytest.mark.parametrize("kept", ["whole", "interrupted"])

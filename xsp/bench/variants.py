@@ -201,7 +201,7 @@ def prepare(
             prepared = replace(
                 prepared, sets=[tuple(arranged[id(tensor)] for tensor in arguments) for arguments in prepared.sets]
             )
-        kind = "cpu" if device is None else device.torch_name.partition(":")[0]
+        kind = "cpu" if device is None else device.torch_type
         prepared.context = functools.partial(variant.context, kind)
         with prepared.context():
             results = prepared.function(*prepared.sets[0])

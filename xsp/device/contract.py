@@ -3,7 +3,7 @@
 | question | answered by |
 |---|---|
 | is it there, and can it be used now | `count`, `obstacle` |
-| tensors and random values on it | `torch_name`, `generator` |
+| tensors and random values on it | `torch_name`, `torch_type`, `generator` |
 | how long do these calls take on it, and how long does the host take to issue them | `timed`, `waited` |
 | what has to be overwritten so that its caches hold other data | `caches`, `rotated_bytes`, `eviction_buffer` |
 | can a function be captured once and replayed without the host | `capture` |
@@ -122,6 +122,11 @@ class Device(ABC):
     @abstractmethod
     def torch_name(self) -> str:
         """What torch calls it: tensors are made with `device=torch_name`."""
+
+    @property
+    def torch_type(self) -> str:
+        """What torch calls devices of its kind, `cuda`: autocast takes that."""
+        return self.torch_name.split(":")[0]
 
     def generator(self, seed: int) -> Any:
         """Return a generator of random numbers on the device (`torch.Generator`)."""

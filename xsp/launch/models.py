@@ -151,7 +151,7 @@ def set_library_variables(kernels: str = Kernels.KINETO.value) -> None:
 def default_device() -> str:
     """Return what torch calls the first kind of accelerator that is here, `cuda`; else `cpu`."""
     device = next(iter(devices.accelerators()), None)
-    return "cpu" if device is None else device.torch_name.partition(":")[0]
+    return "cpu" if device is None else device.torch_type
 
 
 def show_no_progress(label: str, done: int, total: int) -> None:

@@ -151,6 +151,9 @@ class profile:
         """What else is done, in a thread, while the storing process finishes a run that has steps; it gets the time
         since when the budget counts the end, of `xsp.clock.monotonic_ns`."""
 
+        self._children_s = 0.0
+        """Processor time of child processes before it was entered, in seconds."""
+
         self._writer: Writer
         self._requests: StoredRequests
 
@@ -226,6 +229,7 @@ class profile:
             say(f"{error}. The program continues without a profile.")
             return self
         self.records = self._has_begun = True
+        self._children_s = _children_s()
         listener = self._listener(self) if self._listener is not None else None
         self._notify = self._steps.listener(listener)
         collecting.open(self._notify, self._steps.outline)
@@ -455,10 +459,10 @@ class profile:
         if steps.step_count:
             warmup_reason = f"{steps.step_count} ran, the first {self.schedule.warmup} of them to warm up"
             return f"{warmup_reason}; run more, or set warmup=0 (--warmup 0)"
-        children = sum(os.times()[2:4])
-        if children > CHILDREN_S:
+        children_s = _children_s() - self._children_s
+        if children_s > CHILDREN_S:
             return (
-                f"none ran in this process, and its child processes computed for {children:.0f} s: "
+                f"none ran in this process, and its child processes computed for {children_s:.0f} s: "
                 "profile inside them, or start ranks with `xsp run torchrun`"
             )
         if self.hosts:
@@ -499,6 +503,12 @@ class profile:
 
 CHILDREN_S = 1.0
 """Processor time of child processes in seconds above which they may have run the steps."""
+
+
+def _children_s() -> float:
+    """Return the processor time of child processes that have ended, in seconds."""
+    return sum(os.times()[2:4])
+
 
 _NO_STEP: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
