@@ -60,28 +60,6 @@ def test_folds_with_a_model_and_an_optimizer_each_are_one_kind(tmp_path: Path) -
     assert kinds(tmp_path, folds) == [("training Sequential 2×4", 60), ("Sequential 2×4", 5)]
 
 
-def test_models_of_one_form_and_their_optimizers_are_twins() -> None:
-    subjects = Outline().subjects
-    models, other = [net() for _ in range(3)], net(8)
-    numbers = [subjects.register(model, True, []) for model in (*models, other)]
-    optimizers = [subjects.register(sgd(model), True, []) for model in (*models, other)]
-    assert len({*numbers, *optimizers}) == 8
-    assert [subjects.twins[number] for number in numbers] == [*[numbers[0]] * 3, numbers[3]]
-    assert [subjects.twins[number] for number in optimizers] == [*[optimizers[0]] * 3, optimizers[3]]
-
-
-@pytest.mark.slow
-def test_an_ensemble_whose_models_take_turns_has_one_kind_of_step(tmp_path: Path) -> None:
-    def ensemble() -> None:
-        models = [net() for _ in range(6)]
-        optimizers = [sgd(model) for model in models]
-        for _ in range(10):
-            for model, optimizer in zip(models, optimizers, strict=True):
-                trained(model, optimizer)
-
-    assert kinds(tmp_path, ensemble) == [("training Sequential 2×4", 60)]
-
-
 @pytest.mark.slow
 def test_folds_whose_models_are_kept_are_one_kind_and_their_layers_have_the_same_names(tmp_path: Path) -> None:
     kept = []

@@ -12,8 +12,6 @@ its own number; one of them is replaced if
 If an object that was replaced in the second way is used again in a step with its successor, the successor gets a number
 of its own.
 
-Objects of one form that are used side by side are twins: the models of an ensemble, of clients that learn together.
-
 The layout of a module's input is stored under its number: which dimension counts samples, if the class determines it.
 """
 
@@ -98,10 +96,6 @@ class Subjects:
         self.layouts: dict[int, InputLayout | None] = {}
         """Layouts of the modules' inputs, by number; None if unknown."""
 
-        self.twins: dict[int, int] = {}
-        """Number of the first object of the same form, by number; of an optimizer whose module is of the same form."""
-
-        self._first_twins: dict[tuple[_Form, bool], int] = {}
         self._roles: dict[tuple[_Form, bool], list[_Role]] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._role_of: dict[int, _Role] = {}
@@ -134,9 +128,6 @@ class Subjects:
             self.numbers[object_id] = role.number
             if role.number not in self.layouts:
                 self.layouts[role.number] = layout_of(subject)
-                twin_form = self._form(subject, of_twins=True) if hasattr(subject, "param_groups") else form
-                first = self._first_twins.setdefault((twin_form, trains), role.number)
-                self.twins[role.number] = first
             return role.number
 
     def of(self, subject: object) -> int:
@@ -182,15 +173,11 @@ class Subjects:
             kind, _, *rest = outline[position]
             outline[position] = (kind, successor.number, *rest)
 
-    def _form(self, subject: Any, of_twins: bool = False) -> _Form:
+    def _form(self, subject: Any) -> _Form:
         """Return the form of an object; objects of the same form may replace each other.
 
         For a module that holds nothing it is the class alone. For an optimizer it includes the module whose parameters
         it changes: in meta-learning the inner and the outer optimizer have the same class.
-
-        Args:
-            subject: the object.
-            of_twins: whether any module of that form will do for an optimizer.
         """
         try:
             groups = getattr(subject, "param_groups", None)
@@ -204,8 +191,6 @@ class Subjects:
                     ),
                     None,
                 )
-                if of_twins and owner is not None:
-                    owner = self.twins.get(owner, owner)
                 return type(subject), hash(
                     (owner, tuple(len(group["params"]) for group in groups), _shapes(parameters))
                 )

@@ -57,15 +57,6 @@ def test_two_modules_of_one_class_are_two_kinds_and_named_so() -> None:
     assert named([call(1, 4)], [call(2, 4)]) == ["Net 4", "Net(2) 4"]
 
 
-def test_modules_of_one_form_that_take_turns_are_one_kind_and_those_of_one_step_are_told_apart() -> None:
-    kinds = Kinds(twins={1: 1, 2: 1, 3: 1, 8: 8, 9: 8, 10: 8})
-    turns = [[call(module, 4), BEGIN, END, *stepped(optimizer)] for module, optimizer in ((1, 8), (2, 9), (3, 10))]
-    assert [kinds.count_step(turn).kind.number for turn in turns] == [0, 0, 0]
-    assert kinds.expected_kind(call(3, 4)) == 0
-    both, reverse, one_twice = [call(1, 4), call(2, 4)], [call(2, 4), call(1, 4)], [call(2, 4), call(2, 4)]
-    assert [kinds.count_step(step).kind.number for step in (both, reverse, one_twice)] == [1, 2, 3]
-
-
 def test_training_and_inference_of_one_module_are_two_kinds() -> None:
     found = named([call(1, 4), BEGIN, END, *stepped()], [call(1, 4, trains=False)])
     assert found == ["training Net 4", "Net 4"]

@@ -1,15 +1,14 @@
 """The kind of each step, recorded or not, from the outline of its calls.
 
 Two steps are of the same kind if they made the same outermost calls, of the same modules, with inputs of about the same
-shape, and the same backward passes and optimizer steps, in the same order. Modules of one form that take turns, as
-those of an ensemble, count as the same, those of one step do not. Sizes are compared by powers of two, so that
+shape, and the same backward passes and optimizer steps, in the same order. Sizes are compared by powers of two, so that
 sentences of 100 and of 120 words are of one kind, but a prefill of 40 words and a decode of one word are not. Runs of
 equal outline words are also compared by powers of two.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -102,17 +101,13 @@ class StepKind:
 class Kinds:
     """The kinds of steps that a program has run so far, and the prediction of the next one."""
 
-    def __init__(
-        self, layouts: Mapping[int, InputLayout | None] | None = None, twins: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, layouts: Mapping[int, InputLayout | None] | None = None) -> None:
         """Start without kinds.
 
         Args:
             layouts: layouts of the inputs of modules, by the module's number, see `xsp.subjects`.
-            twins: number of the first module or optimizer of the same form, by number.
         """
         self._layouts = layouts if layouts is not None else {}
-        self._twins = twins if twins is not None else {}
         self.all: list[StepKind] = []
         self._by_outline: dict[tuple[Any, ...], Classification] = {}
         self._word_count = 0
@@ -136,7 +131,7 @@ class Kinds:
         expected = self._usual_successor()
         if first_word is None:
             return expected
-        candidates = self._by_first_word.get(self._forms([Token(*first_word)])[0], [])
+        candidates = self._by_first_word.get(_form(Token(*first_word)), [])
         if expected is not None and self.all[expected] in candidates:
             return expected
         return max(candidates, key=lambda kind: kind.step_count).number if candidates else None
@@ -188,7 +183,7 @@ class Kinds:
     def _classify(self, words: tuple[tuple[Any, ...], ...]) -> Classification:
         outline = _without_recomputed([Token(*word) for word in words])
         tokens = [token for token in outline if token.kind is not Kind.OPTIMIZER or token.subject]
-        form = tuple((word, _rounded(len(list(group)))) for word, group in groupby(self._forms(tokens)))
+        form = tuple((word, _rounded(len(list(group)))) for word, group in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
         if kind is None:
             kind = self._new(tokens, batch_of(outline, self._layouts))
@@ -202,27 +197,10 @@ class Kinds:
         if len(kind.words) < MOST_KNOWN:
             kind.words.update(words)
         if tokens:
-            candidates = self._by_first_word.setdefault(self._forms(tokens[:1])[0], [])
+            candidates = self._by_first_word.setdefault(_form(tokens[0]), [])
             if kind not in candidates:
                 candidates.append(kind)
         return entry
-
-    def _forms(self, tokens: Sequence[Token]) -> list[tuple[Any, ...]]:
-        """Return words with sizes rounded to powers of two, and a step's only module of a form by its first twin."""
-        together: dict[int, set[int]] = defaultdict(set)
-        for token in tokens:
-            if token.kind is not Kind.BACKWARD:  # its numbers have another meaning
-                together[self._twins.get(token.subject, token.subject)].add(token.subject)
-        only_twins = {number: twin for twin, (number, *others) in together.items() if not others}
-        return [
-            (
-                token.kind,
-                token.subject if token.kind is Kind.BACKWARD else only_twins.get(token.subject, token.subject),
-                token.trains,
-                tuple(map(_rounded, token.shape)) if token.shape is not None else None,
-            )
-            for token in tokens
-        ]
 
     def _new(self, tokens: Sequence[Token], batch: Batch) -> StepKind:
         if len(self.all) >= MOST_KINDS:
@@ -306,6 +284,12 @@ def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
         if not depth and (token.kind is not Kind.BACKWARD or token.subject):
             outer_tokens.append(token)
     return outer_tokens
+
+
+def _form(token: Token) -> tuple[Any, ...]:
+    """Return a word with its sizes rounded to powers of two."""
+    shape = tuple(map(_rounded, token.shape)) if token.shape is not None else None
+    return token.kind, token.subject, token.trains, shape
 
 
 def _rounded(size: int) -> int:

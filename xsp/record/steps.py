@@ -47,7 +47,7 @@ class Steps:
         self.blocks = blocks.Blocks()
         self.progress = ProgressDisplay()
         self.outline = Outline()
-        self.kinds = Kinds(self.outline.subjects.layouts, self.outline.subjects.twins)
+        self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
         self.usage = Usage()
         self.between = Between()
