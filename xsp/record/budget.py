@@ -71,6 +71,14 @@ REFERENCE_STEPS, REFERENCE_NS = 10, 300_000_000
 """Bare steps, or their time, before operators or device work are recorded for the first time. They show how long a step
 takes before anything is used that cannot be switched off again, such as CUPTI; see `xsp.store.reference`."""
 
+KINDS_UNEARNED = 4
+"""Most kinds for which steps are free; once a program has run more kinds, no more steps are free, but for a few of
+whatever kind after `MANY_KINDS_STEPS`."""
+
+MANY_KINDS_STEPS = 400
+"""Steps after which a program of many kinds is taken as one: before, its modules may turn out to be called in a
+sequence that is one step."""
+
 MOST_DUE_NS = 400_000_000
 """Longest time of the program until it is computed again whether the next recorded step is affordable."""
 
@@ -246,7 +254,8 @@ class Budgeted(Schedule):
         if self._spent_before_ns is not None:
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
             self._spent_before_ns = None
-        if self._is_unearned(plan) and self._is_paid(turn, plan):
+        has_few_kinds = len(self._plans) <= KINDS_UNEARNED + 1
+        if self._is_unearned(plan) and (has_few_kinds or self._is_short_of(turn)) and self._is_paid(turn, plan):
             self._spent_before_ns = account.spent_ns
             return False
         if account.bare_steps < FIRST_BARE:
@@ -287,6 +296,14 @@ class Budgeted(Schedule):
             and plan.planned_turns < MOST_MISSES * self._unearned_steps
             and self._is_paid(plan=plan)
         )
+
+    def _is_short_of(self, turn: Turn) -> bool:
+        """Return whether a program of many kinds has too few steps of a rung, or none that describes."""
+        if self._ended_steps < MANY_KINDS_STEPS:
+            return False
+        if turn.describe:
+            return not any(plan.described_turns for plan in self._plans.values())
+        return self.repeats[turn.rung] < FIRST
 
     def _is_paid(self, turn: Turn | None = None, plan: Plan | None = None) -> bool:
         """Return whether the allowance has anything left for first steps, and pays for this one of a kind."""
