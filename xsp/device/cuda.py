@@ -7,10 +7,12 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from xsp import cached
 from xsp.device import machine, processor
 from xsp.device.contract import Accelerator, Fault
 from xsp.errors import first_sentence
@@ -54,6 +56,8 @@ class Cuda(Accelerator):
     def count(cls) -> int:
         """Return how many GPUs torch can use."""
         if importlib.util.find_spec("torch") is None:
+            return 0
+        if "torch" not in sys.modules and not cached.has_devices():  # so that no command loads it to count none
             return 0
         import torch
 
