@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -216,6 +216,31 @@ def with_gradients(context: AdviceContext, forward_calls: Sequence[HostCall]) ->
 def gradients_text(forward_calls: Sequence[HostCall], all_calls: Sequence[HostCall]) -> str:
     """Return ` and their gradients` if `with_gradients` found some for these calls, else nothing."""
     return " and their gradients" * (len(all_calls) > len(forward_calls))
+
+
+def between_ns(group: Iterable[HostCall]) -> float:
+    """Return the nanoseconds between the first and the last call of a group in no call: Python, or autograd's engine.
+
+    The calls of each outer call count by themselves; of its time outside the calls inside it, they have the share that
+    was recorded between them.
+    """
+    by_parent: dict[int, list[HostCall]] = {}
+    for call in group:
+        if call.parent is not None:
+            by_parent.setdefault(id(call.parent), []).append(call)
+    total = 0.0
+    for members in by_parent.values():
+        parent = members[0].parent
+        assert parent is not None
+        begin, end = min(call.start_ns for call in members), max(call.end_ns for call in members)
+        starts = [child.start_ns for child in parent.children] + [parent.end_ns]
+        ends = [parent.start_ns] + [child.end_ns for child in parent.children]
+        gaps = [(last, max(0, first - last)) for last, first in zip(ends, starts, strict=True)]
+        recorded = sum(gap for _, gap in gaps)
+        inside = sum(gap for last, gap in gaps if begin <= last < end)
+        own_ns = max(0.0, parent.ns - sum(child.ns for child in parent.children))
+        total += own_ns * inside / recorded if recorded else 0.0
+    return total
 
 
 def _trees(context: AdviceContext) -> list[HostCall]:
