@@ -8,22 +8,18 @@ when its tokens have been read, and begins when the step before has ended.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector
 from xsp.schema import Level
 from xsp.serving import CANCELLED, DECODE, PREFILL, Engine, RunningStep
-from xsp_collectors.imported import when_imported
-
-MODULE = "transformers.generation.continuous_batching.continuous_api"
+from xsp_collectors.imported import MethodWrapper
 
 NEEDED = {
     "ContinuousBatchingManager": ("add_request", "cancel_request", "stop"),
@@ -34,44 +30,28 @@ NEEDED = {
 """Classes of the module, with the methods that are wrapped."""
 
 
-class ContinuousBatching(Collector):
+class ContinuousBatching(MethodWrapper):
     """The engines of transformers in this process."""
 
     name = "batching"
+    module = "transformers.generation.continuous_batching.continuous_api"
     levels = (Level.MODEL,)
     by_thread = True
 
     def __init__(self) -> None:
-        self._undo: Callable[[], None] | None = None
-        self._wrapped: list[tuple[type, str, Any, Any]] = []
+        super().__init__()
         self._engines: weakref.WeakKeyDictionary[Any, _Served] = weakref.WeakKeyDictionary()
         """By the router of the outputs, which manager and processor share."""
 
         self._adding = threading.local()
-        self._notes: list[str] = []
         self._lock = threading.Lock()
-
-    def open(self) -> None:
-        """Wrap the methods, or do so when transformers' module is imported."""
-        self._undo = when_imported(MODULE, self._wrap)
 
     def close(self) -> None:
         """Restore the methods; engines that still run are left."""
-        if self._undo is not None:
-            self._undo()
-        self._undo = None
-        for owner, name, original, wrapper in reversed(self._wrapped):
-            if owner.__dict__.get(name) is wrapper:
-                setattr(owner, name, original)
-        self._wrapped.clear()
+        super().close()
         for served in list(self._engines.values()):
             served.engine.close()
         self._engines.clear()
-
-    def notes(self) -> Iterator[str]:
-        """Return why requests are not recorded, if they are not."""
-        notes, self._notes = self._notes, []
-        yield from notes
 
     def _wrap(self, module: ModuleType) -> None:
         missing = [
@@ -90,16 +70,6 @@ class ContinuousBatching(Collector):
         for owner, names in NEEDED.items():
             for name in names:
                 self._replace(getattr(module, owner), name, getattr(self, f"_{name.strip('_')}"))
-
-    def _replace(self, owner: type, name: str, around: Callable[..., Any]) -> None:
-        original = owner.__dict__[name]
-
-        @functools.wraps(original)
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            return around(functools.partial(original, *arguments, **options), *arguments, **options)
-
-        setattr(owner, name, wrapper)
-        self._wrapped.append((owner, name, original, wrapper))
 
     # --- the manager, in the threads of its callers ---------------------------------------------------------
 

@@ -8,87 +8,63 @@ seen; beams and a drafting model are not.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from xsp.clock import monotonic_ns
-from xsp.collector import Collector
 from xsp.schema import Level
 from xsp.serving import DECODE, PREFILL, Engine, RunningStep
-from xsp_collectors.imported import when_imported
+from xsp_collectors.imported import MethodWrapper
 
-MODULE = "transformers.generation.utils"
 OWNER, METHOD, CRITERIA = "GenerationMixin", "_sample", "stopping_criteria"
 
 
-class Generation(Collector):
+class Generation(MethodWrapper):
     """The calls of `generate` in this process."""
 
     name = "generation"
+    module = "transformers.generation.utils"
     levels = (Level.MODEL,)
     by_thread = True
 
     def __init__(self) -> None:
-        self._undo: Callable[[], None] | None = None
-        self._wrapped: tuple[type, Any, Any] | None = None
-        self._notes: list[str] = []
+        super().__init__()
         self._engines: dict[tuple[str, int], Engine] = {}
         """By class of the model and thread: the steps of an engine follow one another."""
 
         self._numbers = itertools.count()
 
-    def open(self) -> None:
-        """Wrap the method, or do so when transformers' module is imported."""
-        self._undo = when_imported(MODULE, self._wrap)
-
     def close(self) -> None:
         """Restore the method; calls that still run end as they would have."""
-        if self._undo is not None:
-            self._undo()
-        self._undo = None
-        if self._wrapped is not None:
-            owner, original, wrapper = self._wrapped
-            if owner.__dict__.get(METHOD) is wrapper:
-                setattr(owner, METHOD, original)
-        self._wrapped = None
+        super().close()
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
 
-    def notes(self) -> Iterator[str]:
-        """Return why requests are not recorded, if they are not."""
-        notes, self._notes = self._notes, []
-        yield from notes
-
     def _wrap(self, module: ModuleType) -> None:
         owner = getattr(module, OWNER, None)
-        original = getattr(owner, "__dict__", {}).get(METHOD)
-        if not isinstance(owner, type) or not callable(original):
+        if not isinstance(owner, type) or not callable(owner.__dict__.get(METHOD)):
             self._notes.append(f"transformers has no {OWNER}.{METHOD}: requests of `generate` are not recorded")
             return
+        self._replace(owner, METHOD, self._sample)
 
-        @functools.wraps(original)
-        def wrapper(*arguments: Any, **options: Any) -> Any:
-            begun = self._begin(arguments, options)
-            if begun is None:
-                return original(*arguments, **options)
-            status = "error:BaseException"
-            try:
-                result = original(*arguments, **{**options, CRITERIA: begun.criteria})
-                status = "ok"
-                return result
-            except BaseException as error:
-                status = f"error:{type(error).__name__}"
-                raise
-            finally:
-                begun.end(status)
-
-        setattr(owner, METHOD, wrapper)
-        self._wrapped = owner, original, wrapper
+    def _sample(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        begun = self._begin(arguments, options)
+        if begun is None:
+            return call()
+        status = "error:BaseException"
+        try:
+            result = call(**{CRITERIA: begun.criteria})
+            status = "ok"
+            return result
+        except BaseException as error:
+            status = f"error:{type(error).__name__}"
+            raise
+        finally:
+            begun.end(status)
 
     def _begin(self, arguments: Sequence[Any], options: dict[str, Any]) -> _Batch | None:
         """Return the batch of a call; None if it cannot be told."""

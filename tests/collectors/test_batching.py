@@ -295,10 +295,10 @@ def test_a_program_that_imports_transformers_later_is_seen() -> None:
     code = """
 import sys
 from xsp import serving
-from xsp_collectors.batching import ContinuousBatching, MODULE
+from xsp_collectors.batching import ContinuousBatching
 collector = ContinuousBatching()
 collector.open()
-assert MODULE not in sys.modules
+assert collector.module not in sys.modules
 import transformers.generation.continuous_batching.continuous_api as api
 assert api.ContinuousBatchingManager.add_request.__wrapped__
 wrapped = api.ContinuousBatchingManager.add_request
@@ -330,10 +330,10 @@ def test_a_library_whose_objects_differ_runs_as_without_and_it_is_said(monkeypat
     def calls(names: Sequence[str]) -> dict[str, Any]:
         return {name: lambda self, *_, **__: "own" for name in names}
 
-    module = types.ModuleType(batching.MODULE)
+    module = types.ModuleType(batching.ContinuousBatching.module)
     for owner, names in batching.NEEDED.items():
         setattr(module, owner, type(owner, (), calls(names)))
-    monkeypatch.setitem(sys.modules, batching.MODULE, module)
+    monkeypatch.setitem(sys.modules, batching.ContinuousBatching.module, module)
     collector = ContinuousBatching()
     collector.open()
     try:
