@@ -21,19 +21,10 @@ from xsp.bound import Bound, curves, text  # noqa: E402
 from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
 from xsp.errors import AnalysisError, BenchError, DeviceError, UsageError  # noqa: E402
 
-MODEL = """
-import torch
-
-def net(batch):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))), torch.ones(8 * batch, 64)
-"""
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    (tmp_path / "nets.py").write_text(MODEL)
-    return f"{tmp_path / 'nets.py'}:net"
+    return standin.written_model(tmp_path)
 
 
 # --- on the stand-in ----------------------------------------------------------------------------------------------

@@ -22,20 +22,13 @@ from xsp.errors import AnalysisError, DeviceError, UsageError  # noqa: E402
 from xsp.predict import timedstep  # noqa: E402
 from xsp.predict.training import Work  # noqa: E402
 
-MODEL = """
-import torch
-
-def net(batch):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)), torch.ones(batch, 64)
-"""
+NET = "torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)), torch.ones(batch, 64)"
 GRADIENT_BYTES = 2 * (64 * 64 + 64) * 4
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    (tmp_path / "nets.py").write_text(MODEL)
-    return f"{tmp_path / 'nets.py'}:net"
+    return standin.written_model(tmp_path, NET)
 
 
 def test_a_model_is_predicted_on_a_device_without_a_run(

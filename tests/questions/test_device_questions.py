@@ -28,21 +28,12 @@ from xsp.errors import AnalysisError, DeviceError, UsageError  # noqa: E402
 from xsp.questions import choice, launches, parallelism, precision  # noqa: E402
 from xsp.questions.timedcalls import TimedGraph, WholeStep  # noqa: E402
 
-MODEL = """
-import torch
-
-def net(batch):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))), torch.ones(8 * batch, 64)
-"""
-
 H200 = Environment({"device": {"kind": "cuda", "name": "NVIDIA H200", "caches": [[2, 60 << 20]]}, "torch": "2"})
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
-    (tmp_path / "nets.py").write_text(MODEL)
-    return f"{tmp_path / 'nets.py'}:net"
+    return standin.written_model(tmp_path)
 
 
 # --- on the stand-in ----------------------------------------------------------------------------------------------

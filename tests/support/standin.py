@@ -221,3 +221,13 @@ def install(folder: Path, monkeypatch: Any, **values: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), here]))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv(VARIABLE, json.dumps(values))
+
+
+def written_model(
+    folder: Path,
+    result: str = "torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))), torch.ones(8 * batch, 64)",
+) -> str:
+    """Write a file with a function that returns a model and its input, and return its name for commands."""
+    file = folder / "nets.py"
+    file.write_text(f"import torch\n\ndef net(batch):\n    torch.manual_seed(0)\n    return {result}\n")
+    return f"{file}:net"

@@ -1,4 +1,4 @@
-"""Language models that compute more than is read: the whole text again for each token, scores that are not read."""
+"""Language models: the whole text computed again for each token, scores that are not read, requests that wait."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from xsp.account import requests as served
+from xsp.account import serving
 from xsp.advise import calls
-from xsp.advise.advice import Advice, AdviceContext, Place
+from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Place
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -146,4 +148,20 @@ def last_scores(context: AdviceContext) -> Iterator[Advice]:
             100 * gain / step_ms,
             (f"the last layer takes {layer.ns / 1e6:.3g} ms for all tokens; its result is only sliced",),
             "apply the last layer to hidden[:, -1]; in transformers: logits_to_keep=1",
+        )
+
+
+@question("serving", "What makes requests of an engine wait?", number="Q4")
+def requests(context: AdviceContext) -> Iterator[Advice]:
+    """Queues, prompts that stall decoding, a full cache, static batches, time between steps, compilation, padding.
+
+    The gain is the mean time of a request that is gone without the flaw, if nothing else changes: an upper bound.
+    """
+    found = serving.flaws(context.required_trace)
+    if not found and not served.requests(context.required_trace):
+        raise CoveredElsewhere("the trace has no requests of an engine")
+    for flaw in found:
+        ms = flaw.mean_ns / 1e6
+        yield Advice(
+            "serving", flaw.what, (), Interval(ms, ms, ms), True, 100 * flaw.share, flaw.why, flaw.do, of="a request"
         )

@@ -121,6 +121,22 @@ def change(text: str) -> tuple[str, dict[str, Any]]:
     return " ".join(text.split()), changes
 
 
+def _add_options_of_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options on timings, which a model without a run needs."""
+    options.add_timings_option(parser)
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="of a model: where its calls are timed, as in xsp advise (default: cpu)",
+    )
+    parser.add_argument(
+        "--fill",
+        type=options.duration,
+        metavar="TIME",
+        help="of a model: first time missing calls, for at most this long: 60s",
+    )
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument(
@@ -140,18 +156,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "figures); LATENCY,BANDWIDTH (30us,1.2GB/s); a JSON file; or measured: this machine, by `xsp bench "
         "collectives`; required for more than one rank",
     )
-    options.add_timings_option(parser)
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help="of a model: where its calls are timed, as in xsp advise (default: cpu)",
-    )
-    parser.add_argument(
-        "--fill",
-        type=options.duration,
-        metavar="TIME",
-        help="of a model: first time missing calls, for at most this long: 60s",
-    )
+    _add_options_of_model(parser)
     parser.add_argument(
         "--algorithm",
         default="auto",
