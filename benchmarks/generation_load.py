@@ -52,7 +52,7 @@ def of_xsp(address: str, rate: float | None, requests: int, seed: int) -> Values
     generation = Generation(prompt=Lengths(mean=PROMPT), output=Lengths(mean=OUTPUT), vocabulary=256)
     schedule: Schedule = schedules.online(requests) if rate is None else schedules.poisson(rate, requests, seed)
     client = endpoint.Endpoint(f"{address}/v1", completions.NAME)
-    generated = endpoint.drive(schedule, prompts.draw(generation, requests, seed), client, users=USERS)
+    generated = endpoint.drive_endpoint(schedule, prompts.draw(generation, requests, seed), client, users=USERS)
     client.close()
     rates = timing.figures(generated, Scenario(generation=generation))
     return of_times(

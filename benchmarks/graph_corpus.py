@@ -11,14 +11,14 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from parts import turns
 
 from xsp import models
-from xsp.graph import corpus
+from xsp.graph import corpus, files
 
 GOAL = {"torchvision": 0.97, "timm": 0.97, "transformers": 0.8}
 """Goals: share of the models of a source that are captured; many types of transformers take several kinds of inputs."""
@@ -58,6 +58,18 @@ def with_few_layers(spec: str) -> str:
     return f"{spec}?num_hidden_layers=4" if is_deep else spec
 
 
+def distinct(out: Path, specs: Iterable[str]) -> list[tuple[int, int]]:
+    """Return, after each model of a corpus, the numbers of computing nodes and of different keys so far."""
+    nodes, keys, curve = 0, set(), []
+    for spec in specs:
+        if corpus.graph_path(out, spec).is_file():
+            computing = files.load(corpus.graph_path(out, spec)).computing
+            nodes += len(computing)
+            keys |= {node.key for node in computing}
+            curve.append((nodes, len(keys)))
+    return curve
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = turns.parser(__doc__, rounds=3)
     parser.add_argument("--models", type=int, help=f"how many, chosen by the seed (default: {SAMPLE}, quick: {QUICK})")
@@ -75,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = corpus.collect(
             specs, out, progress=lambda label, completed, total: turns.say(f"{completed}/{total} {label}")
         )
-        curve = corpus.unique(out, specs)
+        curve = distinct(out, specs)
     report = turns.Report(
         "graph_corpus_transformers" if options.sources == ["transformers"] else "graph_corpus",
         f"Graphs of {len(specs)} of the {available:,} models of {' and '.join(options.sources)}",

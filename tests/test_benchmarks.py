@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import construction
 import pytest
@@ -29,6 +33,46 @@ def test_what_is_for_a_gpu_looks_for_one_first() -> None:
 def test_what_takes_minutes_comes_last() -> None:
     names = [script.stem for script in run_all.scripts()]
     assert tuple(names[-len(run_all.SLOW_SCRIPTS) :]) == run_all.SLOW_SCRIPTS
+
+
+ROOT = Path(run_all.__file__).parents[1]
+UNTYPED = sorted([*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/gpu/**/*.py"), *ROOT.glob("notebooks/*.ipynb")])
+"""Code that no type checker reads, and that does not run with the tests, or not without a device."""
+
+
+@pytest.mark.parametrize("file", UNTYPED, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_what_a_script_uses_of_xsp_is_there(file: Path) -> None:
+    """A function that had another name, or was removed since nothing else used it, was found only by running it."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        cells = (cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+        lines = [line for cell in cells for line in "".join(cell).splitlines()]
+        text = "\n".join(line for line in lines if not line.lstrip().startswith(("%", "!")))
+    tree = ast.parse(text)
+    known: dict[str, object] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {
+                alias.asname or alias.name: import_module(alias.name) for alias in node.names if is_ours(alias.name)
+            }
+        elif isinstance(node, ast.ImportFrom) and is_ours(node.module):
+            module = import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    import_module(f"{node.module}.{alias.name}")
+                if isinstance(found := getattr(module, alias.name), (ModuleType, type)):
+                    known[alias.asname or alias.name] = found
+    variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    variables |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    used = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    for node in used:
+        name = node.value.id
+        if name in known and name not in variables:
+            assert hasattr(known[name], node.attr), f"line {node.lineno}: {name}.{node.attr}"
+
+
+def is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("xsp", "xsp_collectors")
 
 
 @pytest.mark.slow
