@@ -62,7 +62,8 @@ def unused_gradients(context: AdviceContext) -> Iterator[Advice]:
                 "parameters are identified by their shapes"
                 + ("" if is_certain else "; some used and unused ones have the same shape"),
             ),
-            "parameter.requires_grad_(False) for what is not trained, before the first step; or give the optimizer all "
+            "parameter.requires_grad_(False) for what is not trained, before the first step; .detach() of what comes "
+            "from a model that is not trained in this step, as a generator's samples; or give the optimizer all "
             "parameters, if they should be trained",
         )
 
