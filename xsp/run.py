@@ -117,6 +117,9 @@ class Budget(Fields):
     after_ns: Number = 0
     start_ns: Number = 0
     end_ns: Number = 0
+    screen_ns: Number = 0
+    """Time of the first screen, for which the user waits, and of ending beyond `end_ns`."""
+
     bare_step_ns: Number | None = None
     taken: Mapping[str, Number | None] = field(default_factory=dict)
     cost_ns: Mapping[str, Number | None] = field(default_factory=dict)
@@ -125,7 +128,15 @@ class Budget(Fields):
     @property
     def added_ns(self) -> float:
         """Time that profiling added to the program in all."""
-        return max(0.0, self.spent_ns + self.idle_ns + self.start_ns + self.end_ns)
+        return max(0.0, self.spent_ns + self.idle_ns + self.start_ns + self.end_ns + self.screen_ns)
+
+    def with_screen(self, screen_ns: int) -> Budget:
+        """Return the budget of a run whose first screen took `screen_ns`: part of what profiling added to it."""
+        shown = self | {"screen_ns": screen_ns}
+        if self.program_percent is None:
+            return shown
+        bare_ns = 100 * self.added_ns / self.program_percent if self.program_percent > 0 else self.wall_ns
+        return shown | {"program_percent": round(100 * shown.added_ns / bare_ns, 2) if bare_ns > 0 else None}
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ import pytest
 from madeprograms import Program
 
 from xsp import account
-from xsp.advise import Needs, advisor
+from xsp.advise import Needs, advisor, calls
+from xsp.advise.advice import AdviceContext
 from xsp.analyses.answers import Answers
 from xsp.evidence import answers as evidence
 from xsp.health import health
@@ -25,8 +26,10 @@ from xsp.ingest.load import load
 from xsp.report.firstscreen import first_screen
 from xsp.report.headline import headline
 from xsp.report.html import screen_data
+from xsp.schema import Level
+from xsp.store.loop import BARE
 from xsp.store.trace import Trace
-from xsp.testing import trace_of, with_loop
+from xsp.testing import spans, trace_of, with_loop
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 SOURCE: dict[str, Any] = {}
@@ -131,6 +134,40 @@ def check_advice(trace: Trace) -> None:
         if entry is not None and entry.ms is not None:
             assert piece.gain.value <= entry.ms * (1 + 1e-9), piece
             assert piece.of_step_percent <= (main.percent(entry.ms) or 0.0) + 1e-6, piece
+
+
+def phases_of_calls(trace: Trace) -> dict[str, float]:
+    """Return the milliseconds of each phase in the tree of calls from which gains are computed."""
+    result: dict[str, float] = defaultdict(float)
+    for root in calls.roots(AdviceContext(trace), with_device=True):
+        pending = [root] if root.kind == "step" else []
+        while pending:
+            call = pending.pop()
+            if call.kind in ("forward", "backward", "optimizer"):
+                result[call.kind] += call.ns / 1e6
+            else:
+                pending += call.children
+    return result
+
+
+@pytest.mark.parametrize("deep", [0.5, 2.0])
+def test_calls_from_which_gains_are_computed_take_what_the_account_states(deep: float) -> None:
+    """Steps recorded with operators have a forward pass of another length than those recorded with models only."""
+    shallow, whole = (
+        "step s 0-10000\nforward N 0-4000\nbackward N 4000-9000",
+        ("step s 0-10000\nforward N 0-{0}\nmodule n 0-{0}\nop aten::mm 0-{0}\nbackward N {0}-9000"),
+    )
+    rows = [span for step in (20, 40, 60) for span in spans(shallow, step=step)]
+    rows += [span for step in (30, 50, 70) for span in spans(whole.format(4000 * deep), step=step)]
+    rungs = {step: Level.OP if step % 20 else Level.MODEL for step in range(20, 80, 10)}
+    loop = [{"step": step, "dur_ns": 10e6, "rung": rungs.get(step, BARE)} for step in range(100)]
+    trace = with_loop(trace_of(rows), loop)
+    main = account.of(trace).main
+    assert main is not None
+    found = phases_of_calls(trace)
+    assert set(found) == {"forward", "backward"}
+    for phase, ms in found.items():
+        assert ms == pytest.approx(main.host.ms(phase), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(8))

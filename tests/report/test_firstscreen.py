@@ -83,5 +83,7 @@ def test_what_xsp_added_is_the_sum_of_its_parts_and_of_the_time_since_the_progra
     assert budget.added_ns == pytest.approx(1e9)
     screen = FirstScreen("a", "b", (), (), (), "", (), (), "A", "c", cost=budget)
     assert "; xsp added 1 s (10 %)" in firstscreen.text(screen, 100)
-    assert "; xsp added 1.5 s (15 %)" in firstscreen.text(screen, 100, screen_ns=500_000_000)
+    shown = budget.with_screen(500_000_000)
+    assert (shown.added_ns, shown.program_percent) == (pytest.approx(1.5e9), pytest.approx(15.0))
+    assert "; xsp added 1.5 s (15 %)" in firstscreen.text(replace(screen, cost=shown), 100)
     assert "added" not in firstscreen.text(replace(screen, cost=budget | {"program_percent": None}), 100)

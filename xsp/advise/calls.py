@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from xsp import stats
+from xsp import account, stats
+from xsp.account import entries as names
+from xsp.account.entries import Side
 from xsp.advise import steptime
 from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Place
 from xsp.errors import AnalysisError
@@ -31,6 +33,9 @@ LEAST_MS = 0.05
 DESCRIBED_OPS = ("aten::batch_norm", "aten::dropout", "aten::embedding_dense_backward", "aten::slice", "aten::select")
 """Operators whose arguments are read from the trace."""
 
+_PHASES = {
+    Kind.FORWARD.value: names.FORWARD, Kind.BACKWARD.value: names.BACKWARD, Kind.OPTIMIZER.value: names.OPTIMIZER,
+}  # fmt: skip
 _DESCRIBED_SQL = ", ".join(f"'{name}'" for name in DESCRIBED_OPS)
 _HINT = "record again with --levels M/L/G, which has operators"
 
@@ -280,10 +285,40 @@ def _trees(context: AdviceContext) -> list[HostCall]:
         stack.append(call)
     trees = _with_steps(roots, threads)
     bare_step = steptime.latency(context.answers)
+    main = account.of(trace).main
     for root in trees:
         if root.kind == Kind.STEP:
-            _limit_to_step(root, root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value))
+            step_ns = root.ns if bare_step is None else min(root.ns, 1e6 * bare_step.ms.value)
+            if main is not None and main.kind == trace.kind and main.unit != "window":
+                _scale_phases(root, step_ns, main.host)
+            _limit_to_step(root, step_ns)
     return trees
+
+
+def _scale_phases(step: HostCall, step_ns: float, host: Side) -> None:
+    """Scale the phases of a step, with all that is in them, to the shares of the step that the account states for them.
+
+    Both come from recorded steps, but the account's from those with fewer levels: on a busy machine they differ.
+    Phases inside other phases, as of an optimizer that calls the model, stay as they are.
+    """
+    calls: dict[str, list[HostCall]] = {}
+    pending = [*step.children]
+    while pending:
+        call = pending.pop()
+        if call.kind not in _PHASES:
+            pending += call.children
+        elif any(inner.kind in _PHASES for inner in call.walk() if inner is not call):
+            return
+        else:
+            calls.setdefault(_PHASES[call.kind], []).append(call)
+    in_step_ns = 1e6 * (host.total_ms - host.ms(names.BETWEEN) - host.ms(names.DATA))
+    share = min(1.0, step_ns / in_step_ns) if in_step_ns > 0 else 0.0
+    for phase, group in calls.items():
+        recorded_ns, stated_ns = sum(call.ns for call in group), 1e6 * host.ms(phase) * share
+        if recorded_ns > 0 and stated_ns > 0:
+            for call in group:
+                for inner in call.walk():
+                    inner.ns *= stated_ns / recorded_ns
 
 
 def _limit_to_step(step: HostCall, step_ns: float) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,16 +149,22 @@ def show_result(out: Path, remarks: bool = True, ending: Ending | None = None) -
         Console().print(text.sweep([load.load(run) for run in runs]))
         echo(f"\nstored in {shown_path(out)}; next: xsp report {shlex.quote(shown_path(runs[0]))}")
         return
-    from xsp import plugins
+    from xsp import plugins, rundir
     from xsp.report import firstscreen
 
     trace = load.load(out)
     screen = firstscreen.first_screen(trace, shown_path(runs[0]), None if remarks else ())
-    screen_ns = clock.monotonic_ns() - began_ns
-    if ending is not None and ending.began_ns is not None and trace.run.budget is not None:
-        # also what finishing took beyond the merge, which the budget contains
-        screen_ns = max(screen_ns, clock.monotonic_ns() - ending.began_ns - round(trace.run.budget.end_ns))
-    echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out), screen_ns=screen_ns))
+    budget = trace.run.budget
+    if budget is not None:
+        screen_ns = clock.monotonic_ns() - began_ns
+        if ending is not None and ending.began_ns is not None:
+            # also what finishing took beyond the merge, which the budget contains
+            screen_ns = max(screen_ns, clock.monotonic_ns() - ending.began_ns - round(budget.end_ns))
+        screen = replace(screen, cost=budget.with_screen(screen_ns))
+    echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out)))
+    run = rundir.read_run(runs[0])
+    if screen.cost is not None and run.budget is not None:  # the budget of a job is that of its first rank
+        rundir.write_run(runs[0], run | {"budget": run.budget.with_screen(round(screen.cost.screen_ns))})
     if remarks:
         sys.stdout.flush()
         for line in plugins.remarks(trace):

@@ -253,18 +253,14 @@ def _doubts(findings: Sequence[Finding]) -> list[str]:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def _cost(budget: Budget | None, screen_ns: int) -> str:
-    """Return how much longer the whole program took, with the time of the screen itself; empty if unknown."""
+def _cost(budget: Budget | None) -> str:
+    """Return how much longer the whole program took; empty if unknown."""
     if budget is None or budget.program_percent is None or not budget.wall_ns:
         return ""
-    added_ns = budget.added_ns + screen_ns
-    bare_ns = 100 * budget.added_ns / budget.program_percent if budget.program_percent > 0 else budget.wall_ns
-    return f"; xsp added {added_ns / 1e9:.2g} s ({100 * added_ns / bare_ns:.0f} %)"
+    return f"; xsp added {budget.added_ns / 1e9:.2g} s ({budget.program_percent:.0f} %)"
 
 
-def text(
-    screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None, screen_ns: int = 0
-) -> str:  # fmt: skip
+def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None) -> str:
     """Return the screen as text of at most `MOST_LINES` lines.
 
     Args:
@@ -272,13 +268,11 @@ def text(
         width: width of the terminal.
         commands: whether to end with what to type next.
         stored: where the run was stored, if it was just recorded.
-        screen_ns: time that the screen took, and the end of the run beyond what its `budget` states, if the program
-            that was profiled waits for it.
     """
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*phrased(screen.heading, width, 2), ""]
     top += [line for sentence in screen.sentences for line in phrased(sentence, width, 4)]
-    graded = f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost, screen_ns)}"
+    graded = f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost)}"
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
     table_rows = 1 + max(len(screen.host), len(screen.device))
