@@ -92,7 +92,7 @@ WINDOW = "window"
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 INPUT_TENSORS, OUTPUT_TENSORS = "input_tensors", "output_tensors"
-TRAINABLE = "trainable_bytes"
+TRAINABLE, PADDING = "trainable_bytes", "padding"
 ROOT = "root"
 """Attribute of a module call: its outermost module, if a program calls several; absent for calls of the first one."""
 
@@ -111,6 +111,8 @@ DESCRIPTION_KEYS = {
     OUTPUT_TENSORS: "of a module call: these numbers for the tensors that it returned",
     TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
     "absent if it has no parameters",
+    PADDING: "of a forward pass with a batch of tokens in the host's memory: rows, columns, columns that any row uses, "
+    "and tokens, without the value that ends, or begins, all rows",
 }
 """Keys of the column `attributes` in describing steps and in the merged step, with their meanings."""
 

@@ -1,12 +1,22 @@
-"""OpenTelemetry's attributes for generative models (`gen_ai.*`) of a language model's forward pass."""
+"""The forward pass of a language model: OpenTelemetry's attributes for generative models (`gen_ai.*`), padding."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+LEAST_COLUMNS = 8
+"""Fewest columns of a tensor of whole numbers, rows × columns, that is taken for a batch of tokens."""
+
+MOST_TOKENS = 1 << 22
+"""Most tokens that are looked through for padding."""
 
 
 def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
@@ -42,3 +52,44 @@ def _tokens(input_shapes: str | None) -> int | None:
         return None
     batch, sequence = shapes[0]
     return int(batch) * int(sequence)
+
+
+def padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+    """Return how much of a batch of tokens is padding: the first argument of whole numbers, rows × columns.
+
+    Padding is the value that ends all rows, else the one that begins all rows; one column of it may be a token, as the
+    end of a text, and a batch that holds nothing else is an example. No operator runs for it, and nothing is copied
+    from a device.
+
+    Returns:
+        Rows, columns, columns that any row uses, tokens of all rows without padding; None without such an argument in
+        the host's memory.
+    """
+    with contextlib.suppress(Exception):  # as a tensor inside a functorch transform
+        for value in _arguments(args, kwargs):
+            is_plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
+            if not is_plain or value.dtype not in (torch.int64, torch.int32) or value.dim() != 2:
+                continue
+            rows, columns = value.shape
+            if rows and columns >= LEAST_COLUMNS and rows * columns <= MOST_TOKENS:
+                tokens = value.numpy()
+                at_end, at_begin = _lengths(tokens), _lengths(tokens[:, ::-1])
+                lengths = min((at_end, at_begin), key=lambda found: int(found.max()))
+                used = int(lengths.max())
+                is_padded = 0 < used < columns - 1
+                return (rows, columns, used, int(lengths.sum())) if is_padded else (rows, columns, columns, tokens.size)
+    return None
+
+
+def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    for value in (*args, *kwargs.values()):
+        yield from value.values() if isinstance(value, Mapping) else (value,)
+
+
+def _lengths(tokens: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the length of each row without the value that ends all rows; all columns if they end differently."""
+    rows, columns = tokens.shape
+    is_token = tokens != tokens[0, -1]
+    if is_token[:, -1].any():
+        return np.full(rows, columns)
+    return np.where(is_token.any(axis=1), columns - is_token[:, ::-1].argmax(axis=1), 0)

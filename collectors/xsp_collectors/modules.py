@@ -25,7 +25,7 @@ from xsp import scrub
 from xsp.clock import monotonic_ns
 from xsp.collector import Collector, Probe, Signal, ignore
 from xsp.cost.held import bytes_of
-from xsp.schema import INPUT_TENSORS, OUTPUT_TENSORS, OUTPUTS, PARAMETERS, ROOT, TRAINABLE, Kind, Level, Span
+from xsp.schema import INPUT_TENSORS, OUTPUT_TENSORS, OUTPUTS, PADDING, PARAMETERS, ROOT, TRAINABLE, Kind, Level, Span
 from xsp.subjects import is_empty_module
 from xsp_collectors import language
 from xsp_collectors.cuda import devices
@@ -61,6 +61,8 @@ class _Call(NamedTuple):
     """Numbers of the tensors in its arguments and, in `output_numbers`, in its result; only in steps that describe."""
 
     output_numbers: tuple[int, ...] = ()
+    padding: tuple[int, ...] | None = None
+    """Of the outermost call, what `language.padding` returns; only in steps that describe."""
 
 
 _FIELDS = 6
@@ -206,6 +208,8 @@ class ModuleCalls(Collector):
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])
         attributes = language.attributes(call.module, inputs.shapes)
+        if call.padding is not None:
+            attributes[PADDING] = list(call.padding)
         return Span(
             level=Level.MODEL,
             kind=Kind.FORWARD.value,
@@ -327,8 +331,10 @@ def _wrap(
         depth, thread = state
         inputs: Sketch | None = None
         input_numbers: tuple[int, ...] = ()
+        padding = None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
+            padding = language.padding(args, kwargs) if mode == _DESCRIBE else None
         elif mode <= _OUTERMOST:
             return call(*args, **kwargs)
         elif mode == _DESCRIBE:
@@ -346,7 +352,9 @@ def _wrap(
             if is_recording and start >= since:
                 end = clock()
                 extras = (
-                    (inputs, sketch_of(result), None, input_numbers, numbers.of(result)) if mode == _DESCRIBE else None
+                    (inputs, sketch_of(result), None, input_numbers, numbers.of(result), padding)
+                    if mode == _DESCRIBE
+                    else None
                 )
                 extend((self, thread, depth, start, end, extras or (inputs and (inputs,))))
             return result

@@ -108,6 +108,23 @@ def test_a_mask_that_each_layer_makes_is_reported(layers: int, expected: int) ->
         assert piece.gain.value == pytest.approx(6 * 0.2)
 
 
+def test_columns_that_no_row_uses_bound_what_shorter_batches_gain() -> None:
+    step = (
+        'step s 0-10000\nforward Net 0-4000 attributes={{"padding":[8,200,{used},300]}}\n'
+        "op aten::linear 0-3000 input_shapes=[[8,200,64],[64,64]] sequence_nr=1\n"
+        "op aten::softmax 3000-4000 input_shapes=[[8,4,200,200]] sequence_nr=2\n"
+        "backward backward 4000-9000\nop SoftmaxBackward0 4000-5000 input_shapes=[[8,4,200,200]] sequence_nr=2\n"
+        "op AddmmBackward0 5000-8000 input_shapes=[[8,200,64]] sequence_nr=1"
+    )
+    (piece,) = advice_of(step.format(used=50), "padding")
+    assert piece.gain.value == pytest.approx(8 * 0.75 + 2 * (0.25 - 0.25**2))
+    assert piece.at_most
+    assert "200 columns of tokens; their longest rows use 50" in piece.what
+    assert "150 of 200 columns" in piece.why[0]
+    assert "rows have 38 tokens" in piece.why[0]
+    assert advice_of(step.format(used=185), "padding") == []
+
+
 @pytest.mark.parametrize(
     ("reader", "vocabulary", "expected"),
     [("aten::select", 20_000, 1), ("aten::log_softmax", 20_000, 0), ("aten::select", 100, 0), ("", 20_000, 0)],

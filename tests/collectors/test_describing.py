@@ -234,3 +234,51 @@ def test_the_merged_step_has_what_the_describing_step_knows_and_a_long_run_hardl
     more = describing.stat().st_size - bare.stat().st_size
     whole = 1000 * sum(each.stat().st_size for each in recorded) / len(recorded)
     assert 0 < 2 * more < 0.01 * whole  # the merged step has them once more
+
+
+class Takes(nn.Module):
+    """A model that takes anything."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+TOKENS = torch.tensor([[5, 6, 7, 0, 0, 0, 0, 0, 0, 0], [5, 6, 0, 7, 8, 0, 0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (TOKENS, [2, 10, 5, 8]),
+        (TOKENS.flip(1).int(), [2, 10, 5, 8]),
+        (TOKENS[:1], [1, 10, 3, 3]),
+        (torch.arange(40).view(4, 10), [4, 10, 10, 40]),
+        (torch.full((4, 10), 3), [4, 10, 10, 40]),  # an example
+        (torch.arange(40).view(4, 10).where(torch.arange(10) < 9, 2), [4, 10, 10, 40]),  # the end of a text
+        (TOKENS[:, :4], None),
+        (TOKENS.float(), None),
+        (TOKENS.to("meta"), None),
+        (TOKENS[None], None),
+    ],
+)
+def test_a_forward_pass_has_the_padding_of_its_tokens(tokens: Any, expected: list[int] | None) -> None:
+    net, others = Takes(), torch.ones(2, 10, dtype=torch.long)
+    for step in (lambda: net(IMAGE, tokens), lambda: net({"input_ids": tokens}), lambda: net(input_ids=tokens)):
+        (_, attributes), *_ = [each for each in seen(ModuleCalls(), step) if each[0].level == Level.MODEL]
+        assert attributes.get("padding") == expected
+    if expected is not None:
+        assert seen(ModuleCalls(), lambda: net(tokens, attention_mask=others))[0][1]["padding"] == expected
+    assert "padding" not in seen(ModuleCalls(), lambda: net(tokens), describe=False)[0][1]
+
+
+def test_looking_for_padding_runs_no_operator() -> None:
+    net, both = Takes(), TorchOps()
+    calls = ModuleCalls()
+    calls.open()
+    calls.start(Level.OP, describe=True)
+    with torch.inference_mode():
+        found = seen(both, lambda: net(TOKENS))
+    calls.stop()
+    padded = [json.loads(span.attributes or "{}").get("padding") for span in calls.spans()]
+    calls.close()
+    assert found == []
+    assert [2, 10, 5, 8] in padded

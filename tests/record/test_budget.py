@@ -213,6 +213,26 @@ def test_first_steps_are_free_until_the_allowance_is_used_up(cost_ms: int, still
     assert least >= FIRST if cost_ms == 2 else least < FIRST
 
 
+@pytest.mark.parametrize(("cost_ms", "descriptions"), [(120, 1), (400, 0)])
+def test_a_short_program_whose_steps_have_many_operators_has_one_that_describes(
+    cost_ms: int, descriptions: int, still: None
+) -> None:
+    """Steps of 20 ms with 6,000 operators used up the allowance, and 17 questions had no shapes."""
+    account = Account()
+    schedule = Budgeted(0.1, account, parse_levels("M/L/G"), warmup=0, gives_first=True)
+    account.start_ns = 400 * MS
+    turns: list[Turn] = []
+    for _ in range(120):
+        turn = schedule.next(0)
+        cost = 0 if turn.is_bare else (cost_ms if turn.rung >= Level.OP else 40) * MS
+        account.add(turn, 20 * MS, cost, NOW)
+        schedule.count_step(turn, 0, 20 * MS)
+        turns += [] if turn.is_bare else [turn]
+    assert [turn.rung for turn in turns[:3]] == [Level.MODEL, Level.LAYER, Level.OP]
+    assert sum(turn.describe for turn in turns) == descriptions
+    assert account.spent_ns <= (3 * cost_ms + 2 * 40) * MS
+
+
 def test_a_short_program_of_many_kinds_has_first_steps_too(still: None) -> None:
     """A dozen models in turn, too short to earn a recorded step: 3,600 steps had none, whatever the allowance."""
     account = Account()

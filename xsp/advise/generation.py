@@ -1,4 +1,4 @@
-"""Language models: the whole text computed again for each token, scores that are not read, requests that wait."""
+"""Language models: padding, text computed again for each token, scores that are not read, requests that wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xsp.account import serving
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Place
 from xsp.advise.registry import question
-from xsp.schema import Kind, Level
+from xsp.schema import PADDING, Kind, Level
 from xsp.stats import Interval
 
 LEAST_CALLS = 6
@@ -112,6 +112,67 @@ def _grows(token_calls: Sequence[_Call]) -> bool:
         steps = sorted(by_step.items())
         pairs = [(b - a, second[0] - first[0]) for (a, first), (b, second) in pairwise(steps)]
     return sum(gap == growth for gap, growth in pairs) >= max(LEAST_CALLS - 1, LEAST_SHARE * len(pairs))
+
+
+LEAST_UNUSED = 0.1
+"""Minimum share of columns that no row uses for which shorter batches are worth it."""
+
+
+@question("padding", "Are batches padded to more than their longest row?", number="Q4", shapes=True)
+def padding(context: AdviceContext) -> Iterator[Advice]:
+    """Batches of tokens whose last, or first, columns no row uses, because they are padded to a fixed length.
+
+    What a model computes for each token takes in proportion to the columns, what it computes for each pair of tokens
+    (attention) to their square. All of the model's time is taken for such, so the gain is an upper bound.
+    """
+    step_ms = calls.step_ms(context)
+    for model in calls.walk(context):
+        found = _paddings(context, model.name) if model.kind == Kind.FORWARD and model.level == Level.MODEL else []
+        rows, columns, used, tokens = (sum(values) for values in zip(*found, strict=True)) if found else (0, 0, 0, 0)
+        if used >= (1 - LEAST_UNUSED) * columns:
+            continue
+        share, everything = used / columns, calls.with_gradients(context, [model])
+        pairs_ns = sum(op.ns for call in everything for op in call.walk() if op.is_outer_op and _is_of_pairs(op))
+        model_ms = sum(call.ns for call in everything) / 1e6
+        gain = min(step_ms, model_ms * (1 - share) + pairs_ns / 1e6 * (share - share**2))
+        if gain < calls.LEAST_MS:
+            continue
+        length, longest = columns / len(found), used / len(found)
+        yield Advice(
+            "padding",
+            f"{model.name} computes batches of {length:,.0f} columns of tokens; their longest rows use {longest:,.0f}",
+            calls.places([model]),
+            calls.interval(gain, calls.interval_factors(context, [model])).limit(step_ms),
+            True,
+            100 * gain / step_ms,
+            (
+                f"the value that pads is all that {columns - used:,} of {columns:,} columns hold in "
+                f"{len(found):,} recorded calls; rows have {tokens / max(1, rows):,.0f} tokens on average",
+                f"the model{calls.gradients_text([model], everything)} takes {model_ms:.3g} ms",
+            ),
+            "pad each batch to its longest row only: tokenizer(padding='longest'), DataCollatorWithPadding; batches of "
+            "rows of similar length (group_by_length=True) have less padding yet",
+        )
+
+
+def _paddings(context: AdviceContext, name: str) -> list[tuple[int, int, int, int]]:
+    """Return rows, columns, used columns and tokens of the recorded calls of a model that have `xsp.schema.PADDING`."""
+    found = context.required_trace.con.execute(
+        f"SELECT attributes FROM spans WHERE kind = '{Kind.FORWARD}' AND name = ? AND contains(attributes, ?)",
+        [name, f'"{PADDING}"'],
+    ).fetchall()
+    values = [json.loads(attributes).get(PADDING) for (attributes,) in found]
+    return [
+        (each[0], each[1], each[2], each[3])
+        for each in values
+        if isinstance(each, list) and len(each) == 4 and all(type(number) is int and number >= 0 for number in each)
+    ]
+
+
+def _is_of_pairs(op: calls.HostCall) -> bool:
+    """Return whether an operator computes something for each pair of tokens: attention, or an input of such scores."""
+    shapes = [shape for index in range(len(op.shapes)) if (shape := op.shape(index)) is not None]
+    return "attention" in op.name or any(len(shape) >= 3 and shape[-1] == shape[-2] for shape in shapes)
 
 
 LEAST_SCORES = 1_000

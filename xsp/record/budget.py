@@ -54,6 +54,10 @@ LATER_KIND_NS = 100_000_000
 """What all kinds together have beyond it that occur when the first one has used it up: the first steps of these kinds,
 too, may be all that a short program has."""
 
+DESCRIPTION_NS = 300_000_000
+"""Largest expected cost of a describing step that is free although the allowance is used up, once in a program: most
+questions of `xsp advise` need the shapes that only such a step has."""
+
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
 measured only at the end; see benchmarks/unrecorded_steps.py."""
@@ -228,7 +232,21 @@ class Budgeted(Schedule):
         return steps > 0 or rest_ns > 0
 
     def _choose(self, plan: Plan) -> Turn:
-        return self._trial() or super()._choose(plan)
+        trial = self._trial()
+        if trial is not None and not (self._is_first_description(plan) and not self._is_paid(trial)):
+            return trial
+        return super()._choose(plan)
+
+    def _is_first_description(self, plan: Plan) -> bool:
+        """Return whether a kind's next step should describe, and is free, because no step of the program does yet."""
+        return (
+            self._unearned_steps > 0
+            and not plan.is_described
+            and any(self.repeats[rung] for rung in self.rungs if rung >= min(Level.OP, self.rungs[-1]))
+            and not any(each.described_turns for each in self._plans.values())
+            and DESCRIBING_FACTOR * max((self._account.cost_ns(rung) or 0.0 for rung in self.rungs), default=0.0)
+            < DESCRIPTION_NS
+        )
 
     def _trial(self) -> Turn | None:
         """Return the turn of a rung that was not tried yet, if it can be afforded; else None."""
@@ -255,7 +273,10 @@ class Budgeted(Schedule):
             self._unearned_ns += max(0.0, account.spent_ns - self._spent_before_ns)
             self._spent_before_ns = None
         has_few_kinds = len(self._plans) <= KINDS_UNEARNED + 1
-        if self._is_unearned(plan) and (has_few_kinds or self._is_short_of(turn)) and self._is_paid(turn, plan):
+        is_payable = self._is_unearned(plan) and self._is_paid(turn, plan)
+        if (has_few_kinds or self._is_short_of(turn)) and (
+            is_payable or (turn.describe and self._is_first_description(plan))
+        ):
             self._spent_before_ns = account.spent_ns
             return False
         if account.bare_steps < FIRST_BARE:
