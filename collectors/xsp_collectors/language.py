@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -72,7 +73,7 @@ def padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, i
                 continue
             rows, columns = value.shape
             if rows and columns >= LEAST_COLUMNS and rows * columns <= MOST_TOKENS:
-                tokens = value.numpy()
+                tokens = _in_memory(value)
                 at_end, at_begin = _lengths(tokens), _lengths(tokens[:, ::-1])
                 lengths = min((at_end, at_begin), key=lambda found: int(found.max()))
                 used = int(lengths.max())
@@ -84,6 +85,15 @@ def padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, i
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     for value in (*args, *kwargs.values()):
         yield from value.values() if isinstance(value, Mapping) else (value,)
+
+
+def _in_memory(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor of rows × columns as an array of the same memory; `Tensor.numpy` would run operators."""
+    (rows, columns), (row_step, step), size = tensor.shape, tensor.stride(), tensor.element_size()
+    count = (rows - 1) * row_step + (columns - 1) * step + 1
+    memory = (ctypes.c_char * (count * size)).from_address(tensor.data_ptr())
+    values = np.frombuffer(memoryview(memory), np.int64 if tensor.dtype == torch.int64 else np.int32)
+    return np.lib.stride_tricks.as_strided(values, (rows, columns), (row_step * size, step * size), writeable=False)
 
 
 def _lengths(tokens: NDArray[Any]) -> NDArray[np.int64]:

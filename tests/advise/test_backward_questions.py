@@ -120,7 +120,7 @@ def test_columns_that_no_row_uses_bound_what_shorter_batches_gain() -> None:
     assert piece.gain.value == pytest.approx(8 * 0.75 + 2 * (0.25 - 0.25**2))
     assert piece.at_most
     assert "200 columns of tokens; their longest rows use 50" in piece.what
-    assert "150 of 200 columns" in piece.why[0]
+    assert "450 of 600 columns" in piece.why[0]
     assert "rows have 38 tokens" in piece.why[0]
     assert advice_of(step.format(used=185), "padding") == []
 

@@ -315,7 +315,7 @@ def _scale_phases(step: HostCall, step_ns: float, host: Side) -> None:
     share = min(1.0, step_ns / in_step_ns) if in_step_ns > 0 else 0.0
     for phase, group in calls.items():
         recorded_ns, stated_ns = sum(call.ns for call in group), 1e6 * host.ms(phase) * share
-        if recorded_ns > 0 and stated_ns > 0:
+        if recorded_ns > 0 and stated_ns > 0 and not math.isclose(recorded_ns, stated_ns):
             for call in group:
                 for inner in call.walk():
                     inner.ns *= stated_ns / recorded_ns
