@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from xsp import advise
+from xsp import account, advise
 from xsp.advise import Advice, Needs, text
 from xsp.advise.algebra import _sum_chain
 from xsp.advise.calls import HostCall, _limit_to_step
@@ -632,6 +632,36 @@ def test_a_line_takes_no_more_than_the_time_between_steps_that_it_is_a_part_of()
     run = {"between": {"gaps": 3, "ns": 39_000_000, "lines": [line, other]}}
     (piece,) = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"]).advice
     assert any("12 of 13 ms at train.py:9" in why for why in piece.why), piece.why
+
+
+@pytest.mark.parametrize(("second", "place"), [(12, "train.py:10-12"), (40, None)])
+def test_the_lines_of_a_loop_count_together(second: int, place: str | None) -> None:
+    """A loop of Python over predictions alternates between two lines: neither has half of the time between steps."""
+    rows = [row for number in range(3) for row in spans(f"before b 0-6000\n{PLAIN}", step=number)]
+    rows = [row._replace(start_ns=row.start_ns + (6_000_000 if row.kind != "before" else 0)) for row in rows]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if index < 3 else BARE} for index in range(20)
+    ]
+    share = {10: ("zip, y.tolist", 0.42), second: ("", 0.48), 9: ("out.argmax", 0.06), 7: ("", 0.04)}
+    lines = [
+        {"file": "train.py", "line": line, "function": "main", "calls": calls, "ns": round(of * 72e6), "gaps": 3}
+        for line, (calls, of) in share.items()
+    ]
+    trace = with_loop(trace_of(rows, run={"between": {"gaps": 3, "ns": 72_000_000, "lines": lines}}), loop)
+    (piece,) = advise.of(trace, only=["between"]).advice
+    main = account.of(trace).main
+    assert main is not None
+    entry = main.host["between steps"]
+    assert entry is not None
+    assert entry.ms == pytest.approx(6.0)
+    if place is None:
+        assert "train.py" not in f"{piece.do} {piece.why}"
+        assert (entry.place, entry.place_ms) == (f"train.py:{second}", pytest.approx(0.48 * 6))
+        return
+    assert piece.do.startswith(f"compute with operators on whole tensors or arrays instead of the loop at {place}")
+    assert f"21.6 of 24 ms at {place}" in piece.why[-1]
+    # traced lines took four times as long as the time between steps usually does
+    assert (entry.place, entry.place_ms) == (f"{place}, zip, y.tolist", pytest.approx(0.9 * 6))
 
 
 class _NotSearched(list[HostCall]):

@@ -18,6 +18,7 @@ from xsp.account.entries import BARE, RECORDED, Entry
 from xsp.account.onhost import HostTimes
 from xsp.account.sweep import Times, Union, covered, intersection, length, union, without
 from xsp.account.windows import IterationWindow, tables
+from xsp.run import Between
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -29,6 +30,54 @@ MOST_PARTS = 5
 
 MOST_SPANS = 20
 """Maximum number of spans of a part that are named."""
+
+
+LOOP_LINES = 3
+"""Most lines from one line to the next of a loop whose lines count together."""
+
+MIN_LOOP_SHARE = 0.1
+"""Least share of the time of all lines that a line has to be one of a loop."""
+
+
+class Lines(NamedTuple):
+    """The line of the program, or the lines of one loop, with most of the time between steps."""
+
+    place: str
+    """`train.py:12`, of a loop `train.py:12-13`."""
+
+    calls: str
+    """Names that they call."""
+
+    ns: int
+    all_ns: int
+    """Time of all lines, which was traced as well."""
+
+    is_loop: bool
+
+
+def main_lines(between: Between | None) -> Lines | None:
+    """Return the line with most time, with its neighbours if only together they have half of it; None if unknown.
+
+    A loop of Python alternates between its lines, so that none of them has most of its time.
+
+    Args:
+        between: what was traced between the steps of a rank.
+    """
+    if between is None or not between.gaps or not between.lines:
+        return None
+    all_ns = between.ns + between.unknown_ns
+    first, *others = sorted(between.lines, key=lambda each: -each.ns)
+    chosen = [first]
+    if 2 * first.ns < all_ns:
+        for each in others:
+            is_near = any(abs(each.line - line.line) <= LOOP_LINES for line in chosen)
+            is_same = (each.file, each.function) == (first.file, first.function)
+            if is_near and is_same and each.ns >= MIN_LOOP_SHARE * all_ns:
+                chosen.append(each)
+    numbers = sorted(each.line for each in chosen)
+    place = f"{first.file}:{'-'.join(map(str, sorted({numbers[0], numbers[-1]})))}"
+    names_called = dict.fromkeys(name for each in chosen for name in each.calls.split(", ") if name)
+    return Lines(place, ", ".join(names_called), sum(each.ns for each in chosen), all_ns, len(chosen) > 1)
 
 
 class BetweenPart(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xsp.account import entries as names
-from xsp.account.between import READS
+from xsp.account.between import READS, main_lines
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
@@ -106,14 +106,15 @@ def _on_host(
         if entry.name in (names.OUTSIDE, names.BETWEEN):
             candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
         if entry.name == names.BETWEEN:
-            candidates = [*candidates[:1], _largest_part(entry, whole_ms), _line(trace, account.rank)]
+            line = _line(trace, account.rank, whole_ms)
+            candidates = [*candidates[:1], _largest_part(entry, whole_ms), line]
             if (
                 entry.part(names.NOT_RECORDED) > (entry.ms or 0.0) / 2
             ):  # then recordings do not tell where most of it is
                 missing = entry.children[0]
                 whole_ms = entry.ms or 0.0
                 candidates = [_Place(missing.place, missing.ms or 0.0, 1.0) if missing.place else None]
-            entry = replace(entry, children=tuple(_with_line(part, trace, account.rank) for part in entry.children))
+            entry = replace(entry, children=tuple(_with_line(part, line) for part in entry.children))
         place = next((each for each in candidates if each is not None and _is_large(each, entry, whole_ms)), None)
         if place is None and entry.part(names.NOT_RECORDED) <= (entry.ms or 0.0) / 2:
             place = _many(outermost, phases, entry.name, len(recorded))
@@ -257,23 +258,22 @@ def _largest_part(entry: Entry, whole_ms: float) -> _Place | None:
     return _Place(part.name, (part.ms or 0.0) * factor, part.calls or 1.0, part.spans)
 
 
-def _with_line(part: Entry, trace: Trace, rank: int) -> Entry:
+def _with_line(part: Entry, line: _Place | None) -> Entry:
     """Return a part of the time between steps that is outside operators with the line that takes most of it."""
-    line = _line(trace, rank) if part.name == names.OUTSIDE_OPERATORS else None
-    if line is None or not _is_large(line, part, part.ms or 0.0):
-        return part
-    return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0))
+    is_named = part.name == names.OUTSIDE_OPERATORS and line is not None and _is_large(line, part, part.ms or 0.0)
+    return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0)) if is_named and line else part
 
 
-def _line(trace: Trace, rank: int) -> _Place | None:
-    """Return the line of the program that takes most of the time between steps, if it takes most of it."""
+def _line(trace: Trace, rank: int, whole_ms: float) -> _Place | None:
+    """Return the lines of the program with most of the time between steps, and their part of `whole_ms`."""
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
-    between = run.between
-    if between is None or not between.gaps or not between.lines:
+    lines = main_lines(run.between)
+    if lines is None or run.between is None:
         return None
-    line = max(between.lines, key=lambda each: each.ns)
-    calls = f", {line.calls}" if line.calls else ""
-    return _Place(f"{line.file}:{line.line}{calls}", line.ns / between.gaps / 1e6, 1.0)
+    calls = f", {lines.calls}" if lines.calls else ""
+    # tracing makes Python slower, and these gaps may be others than most
+    ms = min(lines.ns / run.between.gaps / 1e6, whole_ms * lines.ns / lines.all_ns)
+    return _Place(f"{lines.place}{calls}", ms, 1.0)
 
 
 # --- devices ------------------------------------------------------------------------------------------------------

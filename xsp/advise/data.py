@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from xsp import account
 from xsp.account import Entry, Iterations
 from xsp.account import entries as names
+from xsp.account.between import Lines, main_lines
 from xsp.account.entries import (
     BARE,
     BETWEEN,
@@ -122,7 +122,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     largest = _largest_part(entry)
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
-    line = _main_line(context, ms)
+    lines, *evidence = _main_lines(context, main.rank, ms) or (None,)
     do = (
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
@@ -135,8 +135,9 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         )
     elif largest is not None and largest.name in _REMEDIES:
         do = _REMEDIES[largest.name]
-    elif line is not None:
-        do = _remedy(line, context.required_trace.has(Level.KERNEL))
+    elif lines is not None:
+        in_python = entry.part(OUTSIDE_OPERATORS) >= MIN_LINE_SHARE * ms
+        do = _remedy(lines, context.required_trace.has(Level.KERNEL), in_python)
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
@@ -157,7 +158,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         _gain(entry),
         True,
         share,
-        (f"{main.count - main.recorded} iterations that ran without recording", *([line.evidence] if line else ())),
+        (f"{main.count - main.recorded} iterations that ran without recording", *evidence),
         do,
         entry=BETWEEN,
         gain_known=not is_unknown,
@@ -187,30 +188,23 @@ MIN_SEEN_SHARE = 0.3
 """Minimum time of all lines between steps where they were seen, as a share of the mean time, for one to be cited."""
 
 
-class _MainLine(NamedTuple):
-    """The line of code that takes most of the time between steps, as seen after recorded steps."""
-
-    line: str
-    calls: str
-    evidence: str
-
-
-def _main_line(context: AdviceContext, between_ms: float) -> _MainLine | None:
-    """Return the line that takes most of the time between steps; None if none takes most of it, or none is known.
+def _main_lines(context: AdviceContext, rank: int, between_ms: float) -> tuple[Lines, str] | None:
+    """Return the lines with most of the time between steps, and the evidence; None if none has most, or none is known.
 
     Lines are seen after recorded steps. Where the time between steps grows, all of them took less then than on average.
     """
-    rows = context.answers["between"].dicts()
-    seen_ms = sum(row["ms"] or 0.0 for row in rows)
-    for row in rows[:1]:
-        ms = row["ms"] or 0.0
-        if ms >= MIN_LINE_SHARE * seen_ms and seen_ms >= MIN_SEEN_SHARE * between_ms:
-            place = ", ".join(filter(None, (row["line"], row["calls"])))
-            # a part is never more than its whole: on a busy machine these few gaps may be longer than the mean
-            of_ms = max(seen_ms, between_ms) if ms >= MIN_LINE_SHARE * between_ms else seen_ms
-            evidence = f"{ms:.3g} of {of_ms:.3g} ms at {place}, after a recorded step, mean of {row['gaps']}"
-            return _MainLine(row["line"], row["calls"] or "", evidence)
-    return None
+    run = next((each for each in context.required_trace.run.rank_runs if (each.rank or 0) == rank), None)
+    lines = main_lines(run.between) if run is not None else None
+    if lines is None or run is None or run.between is None:
+        return None
+    gaps = run.between.gaps
+    ms, seen_ms = lines.ns / gaps / 1e6, lines.all_ns / gaps / 1e6
+    if ms < MIN_LINE_SHARE * seen_ms or seen_ms < MIN_SEEN_SHARE * between_ms:
+        return None
+    place = ", ".join(filter(None, (lines.place, lines.calls)))
+    # a part is never more than its whole: on a busy machine these few gaps may be longer than the mean
+    of_ms = max(seen_ms, between_ms) if ms >= MIN_LINE_SHARE * between_ms else seen_ms
+    return lines, f"{ms:.3g} of {of_ms:.3g} ms at {place}, after a recorded step, mean of {gaps}"
 
 
 _REMEDIES_OF_CALLS = (
@@ -238,9 +232,14 @@ _HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|f
 """Functions that say nothing about the purpose of a line."""
 
 
-def _remedy(line: _MainLine, on_device: bool) -> str:
-    """Return what can be done about a line of the program, which may use a device."""
-    names = [name.rpartition(".")[2] for name in line.calls.lower().split(", ")]
+def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
+    """Return what can be done about lines of the program, which may use a device, or compute outside operators."""
+    if lines.is_loop and in_python:
+        return (
+            f"compute with operators on whole tensors or arrays instead of the loop at {lines.place}, do it less often "
+            "or in another thread"
+        )
+    names = [name.rpartition(".")[2] for name in lines.calls.lower().split(", ")]
     known = [
         next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
         for name in names
@@ -248,10 +247,10 @@ def _remedy(line: _MainLine, on_device: bool) -> str:
     ]
     places = [place for place in known if place is not None]
     if places and len(places) == len(known):  # a line that also calls something else may take its time there
-        return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {line.line}"
+        return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {lines.place}"
     copies = "if it copies the batch to the device, pin_memory=True and non_blocking=True (pageable copies wait); "
     return (
-        f"make {line.line} take less time, or do it less often or in another thread; {copies * on_device}"
+        f"make {lines.place} take less time, or do it less often or in another thread; {copies * on_device}"
         "if it prepares the batch, a DataLoader with workers does so in the background"
     )
 
