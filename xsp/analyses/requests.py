@@ -35,7 +35,7 @@ def requests(trace: Trace) -> Table:
     shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
     steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
     `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
-    `recording_ms` is what recorded steps added, by steps alike, and is not in the other times; null if no step is.
+    `recording_ms` is what recorded steps added, by comparable ones, and is not in the other times; null without such.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
     reasons = figures.reasons(trace)
@@ -80,7 +80,7 @@ _STEP_COLUMNS = {
 def engine_steps(trace: Trace) -> Table:
     """Every step of an engine: prefill, decode, mixed or idle; `gap_ms` is the time since the step before.
 
-    Of recorded steps both are without what recording added, `recording_ms`, by steps alike.
+    Of recorded steps both are without what recording added, `recording_ms`, by comparable steps.
     """
     found = served.steps(trace)
     rows = [
