@@ -1,8 +1,8 @@
 """Are the figures of a served model's requests those that its clients measure?
 
 The server of `parts/completions.py` runs under `xsp run`, and clients send it the same load in turns: xsp's own, and
-guidellm, if it is found (`--guidellm PATH`). `xsp.account.requests` states the times of each request inside the server;
-a client's contain the way to it and back.
+guidellm, if it is found (`--guidellm PATH`). `xsp.account.served` states the times of each request inside the server,
+here with those of recorded steps; a client's contain the way to it and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from generation_load import FIGURES, USERS, of_guidellm, of_times, of_xsp, write_tokenizer
 from parts import completions, turns
 
-from xsp.account.requests import Request, requests
+from xsp.account.served import Request, as_measured
 from xsp.ingest.load import load
 
 COLUMNS = ("load", "figure", "in the server ÷ xsp's client", "in the server ÷ guidellm")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         else:
                             values = of_guidellm(options.guidellm, folder, address, rate, count)
                         measured.append((load_name, client, number, began_ns, time.time_ns(), dict(values)))
-        served = requests(load(folder / "run"))
+        served = as_measured(load(folder / "run"))
     for load_name in dict.fromkeys(row[0] for row in measured):
         for figure in FIGURES:
             found = {}

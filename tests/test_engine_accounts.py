@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xsp import clock, serving
-from xsp.record import requestrows
 from xsp.serving import PARTS, Engine, EngineStep, Part, RequestAccount, Requests
+from xsp.store import requestrows
 
 MS = 1_000_000
 QUICK = settings(max_examples=150, deadline=None)
@@ -257,6 +257,23 @@ def test_an_error_in_a_step_passes_and_is_the_steps_status(told: Told) -> None:
     told.drain()
     assert [step.status for _, step in told.steps] == ["error:KeyError"]
     assert [account.status for account in told.accounts] == ["error:KeyError"]
+
+
+def test_a_step_may_state_at_its_end_what_it_computed_or_not_take_place(told: Told) -> None:
+    engine = Engine("mine")
+    step = engine.step([("a", "prefill", 3, 1)])
+    step.begin()
+    step.end(parts=[("a", "prefill", 3, 4)])
+    dropped = engine.step([("a", "decode", 1)])
+    dropped.begin()
+    dropped.drop()
+    dropped.end()
+    assert engine.running == 0
+    engine.finish("a")
+    told.drain()
+    told.drain()
+    assert len(told.steps) == 1
+    assert [(account.output_tokens, account.steps) for account in told.accounts] == [(4, 1)]
 
 
 def test_without_a_sink_nothing_is_kept() -> None:

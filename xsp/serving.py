@@ -383,6 +383,9 @@ class Sink(Protocol):
     def end(self, engine: Engine, step: EngineStep) -> None:
         """Take the end of a step."""
 
+    def drop(self, engine: Engine, place: Any) -> None:
+        """Take that a step, for which `begin` returned this, did not take place."""
+
     def finish(self, engine: Engine, request: Hashable, at_ns: int, status: str) -> None:
         """Take the end of a request."""
 
@@ -536,22 +539,33 @@ class RunningStep:
             engine.note(f"a step was left out, because its requests are not valid ({type(error).__name__}: {error})")
         self.start_ns = clock.monotonic_ns()
 
-    def end(self, status: str = "ok", start_ns: int = 0) -> None:
+    def end(self, status: str = "ok", start_ns: int = 0, parts: Iterable[Sequence[Any]] | None = None) -> None:
         """End the step.
 
         Args:
             status: `ok` or `error:<exception type>`.
             start_ns: its start, if it began by waiting for an earlier step.
+            parts: what it computed for the same requests, if that is known only now.
         """
         if not self.start_ns:
             return
         end_ns, thread = clock.monotonic_ns(), threading.get_native_id()
+        if parts is not None:
+            self._parts = tuple(parts)
         start_ns, parts, places = max(self.start_ns, start_ns), self._parts, self._places
         self.start_ns, self._places = 0, []
         for sink, place in places:
             step = EngineStep(start_ns, end_ns, parts, status, 0, thread, place, self._computed)  # type: ignore[arg-type]
             sink.end(self._engine, step)
         self._engine.running -= 1
+
+    def drop(self) -> None:
+        """Forget a step that did not take place after all."""
+        if self.start_ns:
+            for sink, place in self._places:
+                sink.drop(self._engine, place)
+            self.start_ns, self._places = 0, []
+            self._engine.running -= 1
 
     def __enter__(self) -> RunningStep:
         self.begin()

@@ -2,8 +2,13 @@
 
 It has no spans: it states them to `xsp.serving`, as an engine that takes no request into a batch that runs. A step ends
 when the library asks whether rows have ended, and the next one begins: what it does for the next call is part of it. A
-row that has ended is no longer served, but its request ends when `generate` returns. Sampling and the greedy search are
-seen; beams and a drafting model are not.
+row that has ended is no longer served, but its request ends when `generate` returns.
+
+- Of beams, a row of the batch before they were made is the request: a step computes a token of each of its beams, and
+  adds one. All rows are served until the last one ends, since the library computes them all.
+- With a drafting model (assisted, speculative decoding, lookups in the prompt) a step is drafting and the call that
+  checks the draft, and adds as many tokens as were kept. The drafting model's own `generate` is part of the step, as is
+  any other `generate` inside one.
 """
 
 from __future__ import annotations
@@ -19,7 +24,9 @@ from xsp.schema import Level
 from xsp.serving import DECODE, PREFILL, Engine, RunningStep
 from xsp_collectors.imported import MethodWrapper
 
-OWNER, METHOD, CRITERIA = "GenerationMixin", "_sample", "stopping_criteria"
+OWNER, CRITERIA = "GenerationMixin", "stopping_criteria"
+METHODS = {"_sample": "", "_beam_search": " with beams", "_assisted_decoding": " with a drafting model"}
+"""The loops of `generate`, and what of `generate` each is."""
 
 
 class Generation(MethodWrapper):
@@ -36,9 +43,10 @@ class Generation(MethodWrapper):
         """By class of the model and thread: the steps of an engine follow one another."""
 
         self._numbers = itertools.count()
+        self._inside = threading.local()
 
     def close(self) -> None:
-        """Restore the method; calls that still run end as they would have."""
+        """Restore the methods; calls that still run end as they would have."""
         super().close()
         for engine in self._engines.values():
             engine.close()
@@ -46,16 +54,28 @@ class Generation(MethodWrapper):
 
     def _wrap(self, module: ModuleType) -> None:
         owner = getattr(module, OWNER, None)
-        if not isinstance(owner, type) or not callable(owner.__dict__.get(METHOD)):
-            self._notes.append(f"transformers has no {OWNER}.{METHOD}: requests of `generate` are not recorded")
-            return
-        self._replace(owner, METHOD, self._sample)
+        for name, what in METHODS.items():
+            if isinstance(owner, type) and callable(owner.__dict__.get(name)):
+                self._replace(owner, name, getattr(self, name))
+            else:
+                self._notes.append(f"transformers has no {OWNER}.{name}: requests of `generate`{what} are not recorded")
 
     def _sample(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        begun = self._begin(arguments, options)
+        return self._generate(_Batch, call, arguments, options)
+
+    def _beam_search(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self._generate(_BeamBatch, call, arguments, options)
+
+    def _assisted_decoding(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return self._generate(_DraftedText, call, arguments, options)
+
+    def _generate(
+        self, form: type[_Batch], call: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        begun = None if getattr(self._inside, "runs", False) else self._begin(form, arguments, options)
         if begun is None:
             return call()
-        status = "error:BaseException"
+        status, self._inside.runs = "error:BaseException", True
         try:
             result = call(**{CRITERIA: begun.criteria})
             status = "ok"
@@ -64,22 +84,26 @@ class Generation(MethodWrapper):
             status = f"error:{type(error).__name__}"
             raise
         finally:
+            self._inside.runs = False
             begun.end(status)
 
-    def _begin(self, arguments: Sequence[Any], options: dict[str, Any]) -> _Batch | None:
+    def _begin(self, form: type[_Batch], arguments: Sequence[Any], options: dict[str, Any]) -> _Batch | None:
         """Return the batch of a call; None if it cannot be told."""
         try:
             model = arguments[0]
             ids = arguments[1] if len(arguments) > 1 else options["input_ids"]
             criteria = options[CRITERIA]
-            engine = self._engine_of(model)
             mask = options.get("attention_mask")
             rows, length = int(ids.shape[0]), int(ids.shape[1])
             if mask is not None and tuple(mask.shape) == (rows, length):
                 prompts = [max(1, int(tokens)) for tokens in mask.sum(1).tolist()]
             else:
                 prompts = [max(1, length)] * rows
-            return _Batch(engine, next(self._numbers), prompts, length, criteria, self._fail)
+            copies = form.copies(options)
+            if rows % copies:
+                raise ValueError(f"{rows} rows are not those of {copies} beams")
+            engine = self._engine_of(model)
+            return form(engine, next(self._numbers), prompts[::copies], length, copies, criteria, self._fail)
         except Exception as error:  # another version of the library
             self._fail(error)
             return None
@@ -100,7 +124,7 @@ class Generation(MethodWrapper):
 
 
 class _Batch:
-    """A call of `generate`."""
+    """A call of `generate` that samples, or takes the most probable token."""
 
     def __init__(
         self,
@@ -108,10 +132,14 @@ class _Batch:
         number: int,
         prompts: Sequence[int],
         length: int,
+        copies: int,
         criteria: Any,
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._engine, self._fail = engine, fail
+        self._engine, self._fail, self._copies = engine, fail, copies
+        self._length = length
+        """Tokens of a row so far, with padding."""
+
         several = len(prompts) > 1
         self._open = {row: f"{number}.{row}" if several else str(number) for row in range(len(prompts))}
         self._names = tuple(self._open.values())
@@ -119,35 +147,61 @@ class _Batch:
         now_ns = monotonic_ns()
         for row, name in self._open.items():
             engine.arrive(name, prompts[row], now_ns)
-        self._step: RunningStep | None = self._next(
-            [(name, PREFILL, prompts[row], 1) for row, name in self._open.items()], len(prompts) * length
+        self._parts: list[tuple[str, str, int, int]] = []
+        self._step: RunningStep | None = None
+        self._begin(
+            [(name, PREFILL, copies * prompts[row], 1) for row, name in self._open.items()],
+            len(prompts) * copies * length,
         )
 
-    def _next(self, parts: Sequence[tuple[str, str, int, int]], computed: int) -> RunningStep:
-        step = self._engine.step(parts, computed)
-        step.begin()
-        return step
+    @staticmethod
+    def copies(options: dict[str, Any]) -> int:
+        """Return how many rows of the batch are of one request, from the options of the loop."""
+        return 1
 
-    def _on_asked(self, has_ended: Any) -> None:
+    def _begin(self, parts: list[tuple[str, str, int, int]], computed: int | None) -> None:
+        self._parts = parts
+        self._step = self._engine.step(parts, computed)
+        self._step.begin()
+
+    def _on_asked(self, ids: Any, has_ended: Any) -> None:
         """End a step, and begin the next one with the rows that have not ended."""
         try:
-            # the library reads them next, but for this device, where it does not wait
-            is_read = not isinstance(has_ended, bool) and has_ended.device.type != "mps"
-            ended = has_ended.tolist() if is_read else [has_ended is True] * len(self._names)
+            ended = self._ended(has_ended)
+            added = int(ids.shape[1]) - self._length
+            self._length += added
             if self._step is not None:
-                self._step.end()
+                self._step.end(parts=self._with_added(added))
             self._step = None
             for row in [row for row in self._open if ended[row]]:
                 del self._open[row]
             if self._open:
-                self._step = self._next([(name, DECODE, 1, 1) for name in self._open.values()], len(self._names))
+                count = self._copies
+                self._begin([(name, DECODE, count, 1) for name in self._open.values()], self._computed())
         except Exception as error:
             self._fail(error)
+
+    def _ended(self, has_ended: Any) -> Sequence[bool]:
+        """Return of each row whether it has ended."""
+        # the library reads them next, but for this device, where it does not wait
+        is_read = not isinstance(has_ended, bool) and has_ended.device.type != "mps"
+        ended: Sequence[bool] = has_ended.tolist() if is_read else [has_ended is True] * len(self._names)
+        return ended
+
+    def _with_added(self, added: int) -> list[tuple[str, str, int, int]]:
+        """Return the parts of the step that ends, which added so many tokens to each row."""
+        return self._parts
+
+    def _computed(self) -> int | None:
+        """Return how many tokens the model is called with in a step that decodes; None if it is not known."""
+        return len(self._names)
 
     def end(self, status: str) -> None:
         """End the requests, and the step that runs if the call failed."""
         try:
-            if self._step is not None:
+            if self._step is not None and status == "ok":
+                self._step.drop()  # the library asked for the last time, and no call of the model came
+            elif self._step is not None:
                 self._step.end(status)
             for name in self._names:
                 self._engine.finish(name, status)
@@ -155,14 +209,39 @@ class _Batch:
             self._fail(error)
 
 
-def _criteria_like(criteria: Any, on_asked: Callable[[Any], None]) -> Any:
-    """Return stopping criteria of the same class that also tell which rows have ended."""
+class _BeamBatch(_Batch):
+    """A call of `generate` with beams, which are rows of their own."""
+
+    @staticmethod
+    def copies(options: dict[str, Any]) -> int:
+        return int(options["generation_config"].num_beams)
+
+    def _ended(self, has_ended: Any) -> Sequence[bool]:
+        return [False] * len(self._names)  # the library tells of candidates only
+
+    def _computed(self) -> int | None:
+        return len(self._names) * self._copies
+
+
+class _DraftedText(_Batch):
+    """A call of `generate` of one text, several tokens of which may be added at once."""
+
+    def _with_added(self, added: int) -> list[tuple[str, str, int, int]]:
+        added = max(1, added)
+        return [(name, phase, tokens if phase == PREFILL else added, added) for name, phase, tokens, _ in self._parts]
+
+    def _computed(self) -> int | None:
+        return None  # as many as were drafted, and one
+
+
+def _criteria_like(criteria: Any, on_asked: Callable[[Any, Any], None]) -> Any:
+    """Return stopping criteria of the same class that also tell the texts, and which of them have ended."""
     base = type(criteria)
 
     class Telling(base):  # type: ignore[misc, valid-type]
-        def __call__(self, *arguments: Any, **options: Any) -> Any:
-            has_ended = super().__call__(*arguments, **options)
-            on_asked(has_ended)
+        def __call__(self, input_ids: Any, *arguments: Any, **options: Any) -> Any:
+            has_ended = super().__call__(input_ids, *arguments, **options)
+            on_asked(input_ids, has_ended)
             return has_ended
 
     Telling.__name__, Telling.__qualname__ = base.__name__, base.__qualname__

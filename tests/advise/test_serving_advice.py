@@ -13,7 +13,8 @@ import pytest
 from engines import MS, served, trace
 
 from xsp import analyses
-from xsp.account.serving import Flaw, added_by_recording, flaws, lives, remedy, sentence
+from xsp.account.served import requests
+from xsp.account.serving import Flaw, flaws, lives, remedy, sentence
 from xsp.advise import advisor, text
 from xsp.advise.advice import Advice
 from xsp.report.firstscreen import first_screen
@@ -203,16 +204,16 @@ def test_what_recording_adds_is_known_from_steps_alike() -> None:
                        ("finish", name, at + 123 + 2 * longer, "ok")]  # fmt: skip
     mine = spans("step s 0-9")[0]._replace(start_ns=4042 * MS, dur_ns=88 * MS, span_id="f" * 16)
     found = trace(statements, [mine], step=None)
-    added = {key[2]: ns / MS for key, ns in added_by_recording(found).items()}
+    added = {each.request: each.recording_ns / MS for each in requests(found)}
     assert added == {**{f"r{number}": 0 for number in range(6)}, "r4": 100}
     table = analyses.requests(found).select("request, recording_ms").fetchall()
     assert dict(table)["r4"] == 100
-    assert analyses.engine_steps(found).filter("recorded").select("number").fetchall() == [(13,)]
-    assert "Recording added about 12 % to them." in sentence(found)
+    assert analyses.engine_steps(found).filter("recorded").select("number, recording_ms").fetchall() == [(13, 50)]
+    assert "What recorded steps took longer, about 12 %, is left out." in sentence(found)
     assert [row[1] for row in analyses.request_figures(found).fetchall() if row[0] == "recording, mean"] == [
         pytest.approx(100 / 6)
     ]
-    assert added_by_recording(trace(sound(), step=None)) == {}
+    assert not any(each.recording_ns for each in requests(trace(sound(), step=None)))
 
 
 def test_a_life_is_whole_and_has_no_gap() -> None:

@@ -11,7 +11,8 @@ from engines import MS, served, trace
 
 import xsp
 from xsp import analyses, serving
-from xsp.account.requests import figures, goodput, reasons, requests, steps, token_gaps
+from xsp.account.requests import figures, goodput, reasons, token_gaps
+from xsp.account.served import requests, steps
 from xsp.account.serving import remedy, sentence
 from xsp.cli import main
 from xsp.errors import AnalysisError, TraceError

@@ -71,7 +71,55 @@ def test_each_row_is_a_request_and_each_call_of_the_model_a_step(model: Any, tol
     assert told.notes == []
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_return_sequences": 2, "do_sample": True}])
+@pytest.fixture(scope="module")
+def draft() -> Any:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=64, max_position_embeddings=512,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("returned", [1, 3])
+def test_beams_are_one_request_whose_steps_compute_a_token_of_each(model: Any, told: Told, returned: int) -> None:
+    result = generate(model, num_beams=3, num_return_sequences=returned)
+    assert result.shape[0] == 3 * returned
+    told.drain()
+    told.drain()
+    assert [(each.prompt_tokens, each.output_tokens, each.status) for each in told.accounts] == [
+        (8, 6, "ok"), (3, 6, "ok"), (3, 6, "ok"),
+    ]  # fmt: skip
+    assert len(told.steps) == 6, "none after the last token"
+    assert [part.tokens for part in told.steps[0][1].parts] == [24, 9, 9]
+    assert {part.tokens for _, step in told.steps[1:] for part in step.parts} == {3}
+    assert [step.computed for _, step in told.steps] == [72, *[9] * 5]
+    for account in told.accounts:
+        assert sum(account.parts) == account.latency_ns
+    assert told.notes == []
+
+
+@pytest.mark.parametrize("by", ["model", "lookup"])
+def test_a_draft_is_part_of_the_step_that_checks_it(model: Any, draft: Any, told: Told, by: str) -> None:
+    options = {"assistant_model": draft} if by == "model" else {"prompt_lookup_num_tokens": 3}
+    result = generate(model, rows=1, max_new_tokens=12, **options)
+    told.drain()
+    told.drain()
+    [account] = told.accounts
+    assert account.output_tokens == result.shape[1] - 8 == 12
+    assert (account.prompt_tokens, account.status) == (8, "ok")
+    assert account.steps == len(told.steps) <= 12
+    assert [step.parts[0].phase for _, step in told.steps] == ["prefill", *["decode"] * (account.steps - 1)]
+    assert sum(step.parts[0].new or 0 for _, step in told.steps) == 12
+    assert sum(account.parts) == account.latency_ns
+    assert told.notes == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_sample": True}, {"num_return_sequences": 2, "do_sample": True}, {"num_beams": 2},
+     {"num_beams": 2, "do_sample": True}],
+)  # fmt: skip
 def test_tokens_are_those_without_it(model: Any, options: dict[str, Any]) -> None:
     expected = generate(model, **options)
     log, collector = Told(), Generation()
@@ -84,6 +132,33 @@ def test_tokens_are_those_without_it(model: Any, options: dict[str, Any]) -> Non
         serving.detach(log)
         log.close()
     assert len(log.accounts) == 3 * options.get("num_return_sequences", 1)
+
+
+def test_tokens_of_a_drafted_text_are_those_without_it(model: Any, draft: Any, told: Told) -> None:
+    expected = generate(model, rows=1)
+    assert torch.equal(generate(model, rows=1, assistant_model=draft), expected)
+
+
+def test_a_call_with_beams_that_fails_ends_its_step_and_its_requests(model: Any, told: Told) -> None:
+    calls = []
+
+    def fail(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError("mine")
+
+    handle = model.register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        generate(model, num_beams=2)
+    handle.remove()
+    told.drain()
+    told.drain()
+    assert [account.status for account in told.accounts] == ["error:ZeroDivisionError"] * 3
+    assert [step.status for _, step in told.steps] == ["ok", "ok", "error:ZeroDivisionError"]
+    generate(model, rows=1)
+    told.drain()
+    told.drain()
+    assert told.accounts[-1].status == "ok"
 
 
 def test_a_row_that_has_ended_is_not_served_and_ends_with_its_batch(model: Any, told: Told) -> None:

@@ -25,7 +25,8 @@ from torch import nn
 
 import xsp
 from xsp import serving
-from xsp.account import requests as served
+from xsp.account import served
+from xsp.account.requests import token_gaps
 from xsp.instrumentation.instrument import _find_collectors
 from xsp.schema import Level
 from xsp.serving import PARTS, Engine
@@ -187,6 +188,11 @@ def test_results_and_the_programs_context_stay_as_they_are(service: Service) -> 
         with pytest.raises(KeyError):
             fail()
         assert trace.get_current_span() is before
+        dropped = traced.engine([("a", "decode", 1)])
+        dropped.begin()
+        assert trace.get_current_span() is not before
+        dropped.drop()
+        assert trace.get_current_span() is before
         traced.finish("a")
     assert [step.status.description for step in by_kind(service, "step")] == ["error:KeyError"]
     with traced.engine([("a", "prefill", 1)]):  # the handle is closed
@@ -234,7 +240,7 @@ def test_what_a_receiver_gets_answers_as_a_run_does(service: Service, tmp_path: 
     for each in found:
         assert sum(each.parts.values()) == each.latency_ns
     assert len(served.steps(trace)) == 25
-    assert len(served.token_gaps(trace)) == 12
+    assert len(token_gaps(trace)) == 12
     assert len(xsp.analyses.requests(trace).fetchall()) == 13
 
 

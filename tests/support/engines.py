@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xsp.record.requestrows import request_row, step_row
 from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount
+from xsp.store.requestrows import request_row, step_row
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -39,6 +39,9 @@ class Told(Log):
 
     def end(self, engine: Engine, step: EngineStep) -> None:
         self.put(engine, "step", step)
+
+    def drop(self, engine: Engine, place: Any) -> None:
+        pass
 
     def finish(self, engine: Engine, request: Any, at_ns: int, status: str) -> None:
         self.put(engine, "finish", request, at_ns, status)

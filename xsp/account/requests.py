@@ -5,20 +5,21 @@
 - Time per output token (TPOT): a request's time from its first to its last token ÷ its further tokens.
 - Goodput: requests a second that keep every stated limit on TTFT, TPOT and latency.
 
-A token counts when its step ends; what the engine does with it afterwards is `host`.
+A token counts when its step ends; what the engine does with it afterwards is `host`. Times are without what recording
+added, rates as measured.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xsp import stats
+from xsp.account.served import Request, ServedStep, removed, requests, steps
 from xsp.errors import AnalysisError
-from xsp.serving import DECODE, KINDS, PARTS
+from xsp.serving import DECODE, PARTS
 from xsp.store.trace import Limits, Trace
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -28,108 +29,6 @@ SLOW_SHARE = 0.1
 
 WAITING = tuple(name for name in PARTS if not name.startswith("own_"))
 """Parts that do not compute tokens of the request itself."""
-
-
-class Request(NamedTuple):
-    """A request that an engine served; times in nanoseconds."""
-
-    rank: int
-    engine: str
-    request: str
-    status: str
-    start_ns: int
-    latency_ns: int
-    parts: dict[str, int]
-    """What its latency went to, by the names of `xsp.serving.PARTS`; they add up to it."""
-
-    ttft_ns: int | None
-    first_parts: dict[str, int] | None
-    """The same of the time to its first token."""
-
-    last_token_ns: int | None
-    """From its arrival to its last token."""
-
-    prompt_tokens: int
-    output_tokens: int
-    steps: int
-    has_arrival: bool
-    """Whether its arrival is known; else its time in the queue is not."""
-
-    neighbour: str | None
-    """The other request whose prefill took most of its time, and `neighbour_ns`."""
-
-    neighbour_ns: int
-
-    @property
-    def tpot_ns(self) -> float | None:
-        """Time per output token after the first; None of a request with fewer than two."""
-        if self.ttft_ns is None or self.last_token_ns is None or self.output_tokens < 2:
-            return None
-        return (self.last_token_ns - self.ttft_ns) / (self.output_tokens - 1)
-
-
-class ServedStep(NamedTuple):
-    """A step of an engine; times in nanoseconds."""
-
-    rank: int
-    engine: str
-    number: int
-    kind: str
-    start_ns: int
-    dur_ns: int
-    requests: int
-    prefill_tokens: int
-    decode_tokens: int
-    parts: Sequence[tuple[str, str, int, int | None]]
-    """For each request its id, phase and tokens, and the tokens that the step generated for it, if stated."""
-
-    computed: int | None = None
-    """Tokens that the model was called with, with padding, if stated."""
-
-
-def requests(trace: Trace) -> list[Request]:
-    """Return the requests that ended while the trace was recorded, by arrival; empty without engines."""
-    return trace.cached("served requests", lambda: [_request(*row) for row in _rows(trace, "xsp.serving.request")])
-
-
-def steps(trace: Trace) -> list[ServedStep]:
-    """Return all steps of engines, by start; empty without engines."""
-    return trace.cached("served steps", lambda: [_step(*row) for row in _rows(trace, "xsp.serving.parts")])
-
-
-def _rows(trace: Trace, key: str) -> list[tuple[Any, ...]]:
-    """Return the rows of `serving` whose attributes have a key. Their kind may be that of a trace's root instead."""
-    return trace.con.execute(
-        "SELECT coalesce(rank, 0), status, start_ns, dur_ns, attributes FROM serving "
-        f"WHERE json_valid(attributes) AND json_exists(attributes, '$.\"{key}\"') ORDER BY start_ns, span_id"
-    ).fetchall()
-
-
-def _request(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> Request:
-    values = json.loads(text)
-
-    def parts(prefix: str) -> dict[str, int]:
-        return {name: int(values.get(f"{prefix}{name}_ns", 0)) for name in PARTS}
-
-    ttft_ns = values.get("xsp.serving.first_token_ns")
-    return Request(
-        rank, values.get("xsp.serving.engine", ""), values["xsp.serving.request"], status, start_ns, dur_ns,
-        parts("xsp.serving."), ttft_ns, parts("xsp.serving.first_token.") if ttft_ns is not None else None,
-        values.get("xsp.serving.last_token_ns"), values.get("gen_ai.usage.input_tokens", 0),
-        values.get("gen_ai.usage.output_tokens", 0), values.get("xsp.serving.steps", 0),
-        bool(values.get("xsp.serving.arrival_stated")), values.get("xsp.serving.largest_prefill"),
-        values.get("xsp.serving.largest_prefill_ns", 0),
-    )  # fmt: skip
-
-
-def _step(rank: int, status: str, start_ns: int, dur_ns: int, text: str) -> ServedStep:
-    values = json.loads(text)
-    parts = [tuple(part) for part in json.loads(values["xsp.serving.parts"])]
-    return ServedStep(
-        rank, values.get("xsp.serving.engine", ""), values.get("xsp.serving.number", 0),
-        KINDS[values.get("step_kind", 0)], start_ns, dur_ns, len(parts), values.get("prefill_tokens", 0),
-        values.get("decode_tokens", 0), parts, values.get("xsp.serving.computed_tokens"),
-    )  # fmt: skip
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -156,13 +55,14 @@ def _gaps_of(trace: Trace) -> dict[tuple[int, str, str], list[tuple[int, int]]]:
     """Return when a token came, and the time since the one before, by rank, engine and id of the request."""
     latest: dict[tuple[int, str, str], int] = {}
     gaps: dict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
+    taken = removed(trace)
     for step in steps(trace):
-        end_ns = step.start_ns + step.dur_ns
+        end_ns, timeline = step.end_ns, taken[step.rank, step.engine]
         for request, phase, _, new in step.parts:
             key = (step.rank, step.engine, request)
             # a prompt may be read in several steps, of which only the last one adds a token
             if phase == DECODE and key in latest and (new is None or new > 0):
-                gaps[key].append((end_ns, end_ns - latest[key]))
+                gaps[key].append((end_ns, end_ns - latest[key] - timeline.between(latest[key], end_ns)))
             if new is None or new > 0:
                 latest[key] = end_ns
     return gaps
@@ -173,7 +73,7 @@ def figures(trace: Trace) -> list[RequestFigure]:
     import numpy as np
 
     ended = [each for each in requests(trace) if each.status == "ok"]
-    ended.sort(key=lambda each: each.start_ns + each.latency_ns)
+    ended.sort(key=lambda each: each.end_ns)
     series: dict[str, Iterable[float]] = {
         "time to first token": [each.ttft_ns for each in ended if each.ttft_ns is not None and each.has_arrival],
         "time between tokens": token_gaps(trace),
@@ -227,7 +127,7 @@ def gaps(trace: Trace) -> list[int | None]:
     found = []
     for each in steps(trace):
         end_ns = ends.get((each.rank, each.engine, each.number - 1))
-        ends[each.rank, each.engine, each.number] = each.start_ns + each.dur_ns
+        ends[each.rank, each.engine, each.number] = each.end_ns + each.after_ns
         found.append(each.start_ns - end_ns if end_ns is not None else None)
     return found
 
@@ -262,7 +162,7 @@ def kinds(trace: Trace) -> list[KindOfStep]:
 def _seconds(served: Sequence[Request]) -> float:
     if not served:
         return 0.0
-    end_ns = max(each.start_ns + each.latency_ns for each in served)
+    end_ns = max(each.end_ns for each in served)
     return (end_ns - min(each.start_ns for each in served)) / 1e9
 
 
@@ -316,9 +216,8 @@ def goodput(
 
 def _longest(gaps: Mapping[tuple[int, str, str], Sequence[tuple[int, int]]], each: Request) -> int:
     """Return the longest time between two tokens of a request; 0 with fewer than two."""
-    last_ns = each.start_ns + each.latency_ns
     of_id = gaps.get((each.rank, each.engine, each.request), ())
-    return max((gap for at, gap in of_id if each.start_ns < at <= last_ns), default=0)
+    return max((gap for at, gap in of_id if each.start_ns < at <= each.end_ns), default=0)
 
 
 def _keeps(each: Request, limits: Limits, longest_ns: int) -> bool:

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from xsp.account.requests import Request, ServedStep, reasons, requests, steps
+from xsp.account.requests import reasons
+from xsp.account.served import LEAST_STEPS, Request, Served, ServedStep, requests, steps, with_steps
 from xsp.schema import Kind, Level
-from xsp.serving import COLLECTOR, DECODE, PREFILL
+from xsp.serving import DECODE, PREFILL
 from xsp.store.trace import Trace
 from xsp.texts import ms_text, ns_text
 
@@ -59,21 +60,8 @@ FULL_SHARE = 0.5
 """Least share of the time in which requests waited that steps ran, and that these were full: served as many requests as
 any step did."""
 
-LEAST_STEPS = 3
-"""Least number of steps for a usual duration."""
-
 LEAST_CHUNK = 16
 """Least number of tokens of a step that is advised."""
-
-
-class _Served(NamedTuple):
-    """A request, with the steps of its engine, and the places of those that served it, in order."""
-
-    request: Request
-    engine: Sequence[ServedStep]
-    places: Sequence[int]
-    parts: Sequence[tuple[str, str, int, int | None]]
-    """What each of these steps computed for it, see `ServedStep.parts`."""
 
 
 def flaws(trace: Trace) -> list[Flaw]:
@@ -82,7 +70,7 @@ def flaws(trace: Trace) -> list[Flaw]:
 
 
 def _flaws(trace: Trace) -> list[Flaw]:
-    served = [each for each in _served(trace) if each.request.status == "ok"]
+    served = [each for each in with_steps(trace) if each.request.status == "ok"]
     total_ns = sum(each.request.latency_ns for each in served)
     if not total_ns:
         return []
@@ -97,29 +85,7 @@ def _flaws(trace: Trace) -> list[Flaw]:
     return sorted(flawed, key=lambda flaw: -flaw.share / LEAST_SHARES[flaw.name])
 
 
-def _served(trace: Trace) -> list[_Served]:
-    """Return the requests with the places of their steps; an id may come again after its end."""
-    engines: dict[tuple[int, str], list[ServedStep]] = defaultdict(list)
-    for step in steps(trace):
-        engines[step.rank, step.engine].append(step)
-    by_id: dict[tuple[int, str, str], list[tuple[int, tuple[str, str, int, int | None]]]] = defaultdict(list)
-    for (rank, engine), ran in engines.items():
-        for place, step in enumerate(ran):
-            for part in step.parts:
-                by_id[rank, engine, part[0]].append((place, part))
-    found = []
-    for each in requests(trace):
-        ran, mine = engines[each.rank, each.engine], by_id[each.rank, each.engine, each.request]
-        starts = [ran[place].start_ns for place, _ in mine]
-        ends = [ran[place].start_ns + ran[place].dur_ns for place, _ in mine]
-        first, last = bisect_right(ends, each.start_ns), bisect_right(starts, each.start_ns + each.latency_ns)
-        found.append(
-            _Served(each, ran, [place for place, _ in mine[first:last]], [part for _, part in mine[first:last]])
-        )
-    return found
-
-
-def _mean(values: Sequence[float], served: Sequence[_Served]) -> float:
+def _mean(values: Sequence[float], served: Sequence[Served]) -> float:
     return sum(values) / len(served)
 
 
@@ -137,16 +103,16 @@ class Stretch(NamedTuple):
 
 def lives(trace: Trace, most: int) -> list[tuple[Request, list[Stretch]]]:
     """Return the requests with the longest latencies, by arrival, and what happened to each, without gaps."""
-    longest = sorted(_served(trace), key=lambda each: -each.request.latency_ns)[:most]
+    longest = sorted(with_steps(trace), key=lambda each: -each.request.latency_ns)[:most]
     return [(each.request, _life(each)) for each in sorted(longest, key=lambda each: each.request.start_ns)]
 
 
-def _life(served: _Served) -> list[Stretch]:
+def _life(served: Served) -> list[Stretch]:
     request, ran, mine, parts = served
-    at, end_ns, found = request.start_ns, request.start_ns + request.latency_ns, list[Stretch]()
+    at, end_ns, found = request.start_ns, request.end_ns, list[Stretch]()
     for order, place in enumerate(mine):
         step = ran[place]
-        start, end = max(at, step.start_ns), min(max(at, step.start_ns + step.dur_ns), end_ns)
+        start, end = max(at, step.start_ns), min(max(at, step.end_ns), end_ns)
         follows = order > 0 and place == mine[order - 1] + 1
         _, phase, tokens, _ = parts[order]
         last = found[-1] if found else None
@@ -165,7 +131,7 @@ def _life(served: _Served) -> list[Stretch]:
 # --- prompts of others, and a full cache ------------------------------------------------------------------------------
 
 
-def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
+def _stalled_and_left_out(served: Sequence[Served]) -> Iterator[Flaw | None]:
     """Yield the flaw of decoding that prompts of others stall, and that of requests that were left out."""
     usual = _usual_decode_ns(served)
     stalls: list[tuple[float, int]] = []  # of a request in a step: how much longer, and tokens of prompts
@@ -192,7 +158,7 @@ def _stalled_and_left_out(served: Sequence[_Served]) -> Iterator[Flaw | None]:
                 stalls += [(other.dur_ns, other.prefill_tokens) for other in between]
             elif has_decoded:
                 out += 1
-                outside_ns += ran[following or 0].start_ns - step.start_ns - step.dur_ns
+                outside_ns += ran[following or 0].start_ns - step.end_ns - step.after_ns
     yield _stalled(served, stalls, usual)
     if out:
         again = (f"{read_again:,} tokens were read again after that",) if read_again else ()
@@ -212,7 +178,7 @@ def _longest_other(step: ServedStep, request: str) -> int:
     return max((part[2] for part in step.parts if part[1] == PREFILL and part[0] != request), default=0)
 
 
-def _usual_decode_ns(served: Sequence[_Served]) -> dict[tuple[int, str], float]:
+def _usual_decode_ns(served: Sequence[Served]) -> dict[tuple[int, str], float]:
     """Return the median duration of the steps of each engine that only decode."""
     engines = {(each.request.rank, each.request.engine): each.engine for each in served}
     found = {}
@@ -224,7 +190,7 @@ def _usual_decode_ns(served: Sequence[_Served]) -> dict[tuple[int, str], float]:
 
 
 def _stalled(
-    served: Sequence[_Served], stalls: Sequence[tuple[float, int]], usual: Mapping[tuple[int, str], float]
+    served: Sequence[Served], stalls: Sequence[tuple[float, int]], usual: Mapping[tuple[int, str], float]
 ) -> Flaw | None:
     if not stalls:
         return None
@@ -251,15 +217,12 @@ def _stalled(
 # --- the host ---------------------------------------------------------------------------------------------------------
 
 
-def _late(served: Sequence[_Served]) -> Flaw | None:
+def _late(served: Sequence[Served]) -> Flaw | None:
     """Return the flaw of requests that end only after further steps of their engine."""
     late = []
     for request, ran, mine, _ in served:
-        if mine and mine[-1] + 1 < len(ran):
-            end_ns = request.start_ns + request.latency_ns
-            ended_ns = ran[mine[-1]].start_ns + ran[mine[-1]].dur_ns
-            if ran[mine[-1] + 1].start_ns + ran[mine[-1] + 1].dur_ns <= end_ns:
-                late.append(end_ns - ended_ns)
+        if mine and mine[-1] + 1 < len(ran) and ran[mine[-1] + 1].end_ns <= request.end_ns:
+            late.append(request.end_ns - ran[mine[-1]].end_ns)
     if not late:
         return None
     return Flaw(
@@ -270,14 +233,14 @@ def _late(served: Sequence[_Served]) -> Flaw | None:
     )  # fmt: skip
 
 
-def _host(served: Sequence[_Served]) -> Flaw | None:
+def _host(served: Sequence[Served]) -> Flaw | None:
     """Return the flaw of time between steps; what runs beside a step saves at most the shorter one of both."""
     saved_ns, gaps, durations = 0.0, [], []
     for request, ran, mine, _ in served:
         own = []
         for place, following in pairwise(mine):
             if following == place + 1:
-                own.append(max(0, ran[following].start_ns - ran[place].start_ns - ran[place].dur_ns))
+                own.append(max(0, ran[following].start_ns - ran[place].end_ns - ran[place].after_ns))
                 durations.append(ran[following].dur_ns)
                 saved_ns += min(own[-1], durations[-1])
         gaps += own
@@ -293,7 +256,7 @@ def _host(served: Sequence[_Served]) -> Flaw | None:
     )  # fmt: skip
 
 
-def _compiling(served: Sequence[_Served]) -> Flaw:
+def _compiling(served: Sequence[Served]) -> Flaw:
     compiled = [each.request.parts["compiling"] for each in served]
     return Flaw(
         "compiling", _mean(compiled, served), 0.0,
@@ -303,84 +266,12 @@ def _compiling(served: Sequence[_Served]) -> Flaw:
     )  # fmt: skip
 
 
-# --- recording --------------------------------------------------------------------------------------------------------
-
-
-def recorded(trace: Trace) -> list[bool]:
-    """Return for each of `steps` whether xsp recorded a call of the model in it; such a step takes longer."""
-    rows = trace.con.execute(
-        f"SELECT coalesce(rank, 0), start_ns, start_ns + dur_ns FROM spans WHERE kind = '{Kind.STEP}' "
-        f"AND collector IS DISTINCT FROM '{COLLECTOR}' ORDER BY 1, 2"
-    ).fetchall()
-    starts, ends = [(rank, start_ns) for rank, start_ns, _ in rows], [end_ns for _, _, end_ns in rows]
-    found = []
-    for step in steps(trace):
-        place = bisect_right(starts, (step.rank, step.start_ns + step.dur_ns)) - 1
-        found.append(place >= 0 and starts[place][0] == step.rank and ends[place] > step.start_ns)
-    return found
-
-
-def added_by_recording(trace: Trace) -> dict[tuple[int, str, str, int], int]:
-    """Return about how many nanoseconds of each latency recording added, by rank, engine, id and start of the request.
-
-    It is what recorded steps, and the times after them, take longer than the median of those that are alike and were
-    not recorded: of the same kind and number of requests, else as many tokens at their median time of a token.
-    """
-    return trace.cached("added by recording", lambda: _added_by_recording(trace))
-
-
-def _added_by_recording(trace: Trace) -> dict[tuple[int, str, str, int], int]:
-    marks = recorded(trace)
-    if not any(marks):
-        return {}
-    alike: dict[tuple[int, str, str, int], list[int]] = defaultdict(list)
-    by_token: dict[tuple[int, str, str], list[float]] = defaultdict(list)
-    after: dict[tuple[int, str], list[int]] = defaultdict(list)
-    engines: dict[tuple[int, str], list[tuple[ServedStep, bool]]] = defaultdict(list)
-    for step, mark in zip(steps(trace), marks, strict=True):
-        engines[step.rank, step.engine].append((step, mark))
-        if not mark:
-            alike[step.rank, step.engine, step.kind, step.requests].append(step.dur_ns)
-            if tokens := step.prefill_tokens + step.decode_tokens:
-                by_token[step.rank, step.engine, step.kind].append(step.dur_ns / tokens)
-    for name, ran in engines.items():
-        for (step, mark), (following, _) in pairwise(ran):
-            if not mark and following.number == step.number + 1:
-                after[name].append(following.start_ns - step.start_ns - step.dur_ns)
-    within: dict[tuple[int, str, int], int] = {}  # by rank, engine and start of the step
-    behind: dict[tuple[int, str, int], int] = {}
-    for name, ran in engines.items():
-        usual_gap_ns = statistics.median(after[name]) if after[name] else None
-        for order, (step, mark) in enumerate(ran):
-            if not mark:
-                continue
-            rank, engine = name
-            times, rates = alike[rank, engine, step.kind, step.requests], by_token[rank, engine, step.kind]
-            usual_ns = step.dur_ns * 1.0
-            if len(times) >= LEAST_STEPS:
-                usual_ns = statistics.median(times)
-            elif len(rates) >= LEAST_STEPS:
-                usual_ns = statistics.median(rates) * (step.prefill_tokens + step.decode_tokens)
-            within[rank, engine, step.start_ns] = round(max(0.0, step.dur_ns - usual_ns))
-            if usual_gap_ns is not None and order + 1 < len(ran):
-                gap_ns = ran[order + 1][0].start_ns - step.start_ns - step.dur_ns
-                behind[rank, engine, step.start_ns] = round(max(0.0, gap_ns - usual_gap_ns))
-    found = {}
-    for request, ran_steps, mine, _ in _served(trace):
-        added = 0
-        for place, next_place in zip(mine, [*mine[1:], None], strict=True):
-            key = request.rank, request.engine, ran_steps[place].start_ns
-            added += within.get(key, 0) + (behind.get(key, 0) if next_place == place + 1 else 0)
-        found[request.rank, request.engine, request.request, request.start_ns] = min(added, request.latency_ns)
-    return found
-
-
 # --- padding ----------------------------------------------------------------------------------------------------------
 
 MOST_CALLS = 10_000
 
 
-def _padding(trace: Trace, served: Sequence[_Served]) -> Flaw | None:
+def _padding(trace: Trace, served: Sequence[Served]) -> Flaw | None:
     """Return the flaw of calls with more tokens than their step has, by kind of step."""
     called: dict[str, list[tuple[int, int]]] = defaultdict(list)
     stated = [(step, step.computed) for step in steps(trace) if step.computed is not None]
@@ -432,7 +323,7 @@ def _called_tokens(trace: Trace) -> Iterator[tuple[ServedStep, int]]:
     sums: dict[int, int] = defaultdict(int)
     for rank, start_ns, dur_ns, text in rows:
         place = bisect_right(starts, (rank, start_ns)) - 1
-        if place < 0 or ran[place].rank != rank or start_ns + dur_ns > ran[place].start_ns + ran[place].dur_ns:
+        if place < 0 or ran[place].rank != rank or start_ns + dur_ns > ran[place].end_ns:
             continue
         try:
             first = json.loads(text)[0]
@@ -446,7 +337,7 @@ def _called_tokens(trace: Trace) -> Iterator[tuple[ServedStep, int]]:
 # --- requests that wait -----------------------------------------------------------------------------------------------
 
 
-def _queue(trace: Trace, served: Sequence[_Served]) -> Flaw | None:
+def _queue(trace: Trace, served: Sequence[Served]) -> Flaw | None:
     waited = [each.request for each in served if each.request.has_arrival]
     waits_ns = [each.parts["queue"] for each in waited]
     if not sum(waits_ns):
@@ -471,8 +362,8 @@ def _remedy_of_queue(served: Sequence[ServedStep], waited: Sequence[Request]) ->
     for step in served:
         place = max(0, bisect_right(starts, step.start_ns) - 1)
         ns = 0
-        while place < len(waits) and waits[place][0] < step.start_ns + step.dur_ns:
-            ns += max(0, min(waits[place][1], step.start_ns + step.dur_ns) - max(waits[place][0], step.start_ns))
+        while place < len(waits) and waits[place][0] < step.end_ns:
+            ns += max(0, min(waits[place][1], step.end_ns) - max(waits[place][0], step.start_ns))
             place += 1
         beside += [(step.requests, ns)] if ns else []
     waited_ns, ran_ns = sum(end_ns - start_ns for start_ns, end_ns in waits), sum(ns for _, ns in beside)
@@ -569,9 +460,10 @@ def sentence(trace: Trace) -> str:
         f"Requests: {len(ended):,} ended, median latency {latency}{first}"
         f"; of all latencies {', '.join(f'{100 * share:.0f} % {group}' for group, share in largest)}."
     )
-    added_ns = sum(added_by_recording(trace).get(_key(each), 0) for each in ended)
-    if added_ns >= LEAST_SHARE * total_ns:
-        text += f" Recording added about {100 * added_ns / total_ns:.0f} % to them."
+    added_ns = sum(each.recording_ns for each in ended)
+    measured_ns = total_ns + added_ns
+    if added_ns >= LEAST_SHARE * measured_ns:
+        text += f" What recorded steps took longer, about {100 * added_ns / measured_ns:.0f} %, is left out."
     text += f" To shorten them: {do}." if (do := remedy(trace)) else ""
     slowest = max(ended, key=lambda each: each.latency_ns)
     reason = reasons(trace).get(_key(slowest))

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from xsp.account import requests as served
-from xsp.account import serving
+from xsp.account import served, serving
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Place
 from xsp.advise.registry import question

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from xsp.account import requests as served
-from xsp.account import serving
+from xsp.account import requests as figures
+from xsp.account import served
 from xsp.analyses.contract import Table, analysis, values
 from xsp.serving import PARTS
 from xsp.store.trace import Trace
@@ -13,7 +13,10 @@ def _reason_without_requests(trace: Trace) -> str | None:
     """Return why a trace has no requests, or None if it has some."""
     if served.requests(trace) or served.steps(trace):
         return None
-    return "no requests of an engine are known; `traced.engine(…)` or `xsp.serving.Engine` states them"
+    return (
+        "no requests of an engine are known; `traced.engine(…)` or `xsp.serving.Engine` states them, and spans of vLLM "
+        "or SGLang have them, imported together with a trace of their steps"
+    )
 
 
 _REQUEST_COLUMNS = {
@@ -32,18 +35,17 @@ def requests(trace: Trace) -> Table:
     shared by tokens: `own_…` is its share, `others_…` the rest, `compiling_ms` compilation. `host_ms` is between such
     steps in a row and after the last one, `preempted_ms` while others ran. `ttft_ms` is the time to the first token,
     `tpot_ms` per further token. `slow_by` names, for the slowest tenth, the part that exceeds its median by most.
-    `recording_ms` is what recorded steps added, by comparable ones.
+    `recording_ms` is what recorded steps added, by comparable ones, and is not in the other times; null without such.
     """
     found = sorted(served.requests(trace), key=lambda each: -each.latency_ns)
-    reasons, added = served.reasons(trace), serving.added_by_recording(trace)
+    reasons = figures.reasons(trace)
     first_ns = min((each.start_ns for each in found), default=0)
     rows = [
         (
             each.request, each.status, each.latency_ns / 1e6, _ms(each.ttft_ns), _ms(each.tpot_ns),
             reasons.get((each.rank, each.engine, each.request, each.start_ns)), each.prompt_tokens, each.output_tokens,
             *(None if name == "queue" and not each.has_arrival else each.parts[name] / 1e6 for name in PARTS),
-            _ms(added.get((each.rank, each.engine, each.request, each.start_ns))),
-            each.steps, (each.start_ns - first_ns) / 1e9, each.engine, each.rank,
+            _recording_ms(each), each.steps, (each.start_ns - first_ns) / 1e9, each.engine, each.rank,
         )
         for each in found
     ]  # fmt: skip
@@ -55,34 +57,39 @@ def request_figures(trace: Trace) -> Table:
     """Percentiles of the times of requests that ended well, with 95 % intervals, and rates.
 
     An end of an interval is null if too few values bound it. `--ttft`, `--itl`, `--tpot` and `--latency` add goodput.
+    Times are without what recording added, rates as measured.
     """
     columns = {"figure": "VARCHAR", "value": "DOUBLE", "unit": "VARCHAR", "low": "DOUBLE", "high": "DOUBLE"}
     rows = [
-        (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in served.figures(trace)
+        (each.name, each.value, each.unit, each.low, each.high, each.observations) for each in figures.figures(trace)
     ]
-    added = serving.added_by_recording(trace)
-    if any(added.values()):
-        rows.append(("recording, mean", sum(added.values()) / len(added) / 1e6, "ms", None, None, len(added)))
+    added = [each.recording_ns for each in served.requests(trace)]
+    if any(added):
+        rows.append(("recording, mean", sum(added) / len(added) / 1e6, "ms", None, None, len(added)))
     return values(trace, "request_figures", columns | {"count": "BIGINT"}, rows)
 
 
 _STEP_COLUMNS = {
     "number": "BIGINT", "kind": "VARCHAR", "ms": "DOUBLE", "gap_ms": "DOUBLE", "requests": "BIGINT",
-    "prefill_tokens": "BIGINT", "decode_tokens": "BIGINT", "recorded": "BOOLEAN", "start_s": "DOUBLE",
-    "engine": "VARCHAR", "rank": "INTEGER",
+    "prefill_tokens": "BIGINT", "decode_tokens": "BIGINT", "recorded": "BOOLEAN", "recording_ms": "DOUBLE",
+    "start_s": "DOUBLE", "engine": "VARCHAR", "rank": "INTEGER",
 }  # fmt: skip
 
 
 @analysis("engine-steps", "Steps of engines", unless=_reason_without_requests)
 def engine_steps(trace: Trace) -> Table:
-    """Every step of an engine: prefill, decode, mixed or idle; `gap_ms` is the time since the step before."""
+    """Every step of an engine: prefill, decode, mixed or idle; `gap_ms` is the time since the step before.
+
+    Of recorded steps both are without what recording added, `recording_ms`, by comparable steps.
+    """
     found = served.steps(trace)
     rows = [
         (
             each.number, each.kind, each.dur_ns / 1e6, _ms(gap_ns), each.requests, each.prefill_tokens,
-            each.decode_tokens, is_recorded, (each.start_ns - found[0].start_ns) / 1e9, each.engine, each.rank,
+            each.decode_tokens, each.is_recorded, _recording_ms(each), (each.start_ns - found[0].start_ns) / 1e9,
+            each.engine, each.rank,
         )
-        for each, gap_ns, is_recorded in zip(found, served.gaps(trace), serving.recorded(trace), strict=True)
+        for each, gap_ns in zip(found, figures.gaps(trace), strict=True)
     ]  # fmt: skip
     return values(trace, "engine_steps_table", _STEP_COLUMNS, rows)
 
@@ -107,9 +114,13 @@ def engine_kinds(trace: Trace) -> Table:
             _ms(each.gap_ns), each.requests, each.prefill_tokens, each.decode_tokens, each.tokens_per_s, each.engine,
             each.rank,
         )
-        for each in served.kinds(trace)
+        for each in figures.kinds(trace)
     ]  # fmt: skip
     return values(trace, "engine_kinds_table", _KIND_COLUMNS, rows)
+
+
+def _recording_ms(each: served.Request | served.ServedStep) -> float | None:
+    return each.recording_ns / 1e6 if each.is_corrected else None
 
 
 def _ms(ns: float | None) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -12,7 +12,8 @@ from xsp import atomic, rundir
 from xsp.errors import OutputError, TraceError
 from xsp.importers import contract
 from xsp.importers.contract import Enricher, Imported, Losses, RowImporter, TableImporter
-from xsp.ingest import ranks
+from xsp.ingest import enginespans, ranks
+from xsp.ingest.enginespans import RequestSpan
 from xsp.ingest.jobs import RUNS, append_sources, connect, deduplicate, jobs, name_of, unique_names
 from xsp.ingest.tables import import_tables, open_table
 from xsp.ingest.write import with_notes, write
@@ -40,23 +41,21 @@ def import_into(
     """
     rows, tables = _find_importers(sources)
     if tables:
+        requests, losses = _requests(rows, tables) if rows else ([], [])
         job_name = Path(sources[0]).name if len(sources) == 1 else name or out.name
-        return import_tables(out, tables, job_name, keep_names)
+        runs = import_tables(out, tables, job_name, keep_names)
+        return enginespans.join(runs, requests, losses) if requests else runs
     return _import_rows(out, list(rows), [importer.read(source) for source, importer in rows.items()])
 
 
 def open_tables(folder: Path, sources: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Run] | None:
     """Read files into an engine without writing a run directory, if possible: see `tables.open_table`."""
-    _, tables = _find_importers(sources)
-    return open_table(folder, tables) if tables else None
+    rows, tables = _find_importers(sources)
+    return open_table(folder, tables) if tables and not rows else None
 
 
 def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dict[str, TableImporter | Enricher]]:
-    """Return the importers by source: importers of spans with parents, and importers of spans without.
-
-    Raises:
-        TraceError: there are importers of both kinds.
-    """
+    """Return the importers by source: importers of spans with parents, and importers of spans without."""
     rows: dict[str, RowImporter] = {}
     tables: dict[str, TableImporter | Enricher] = {}
     for source in ranks.files(sources):
@@ -65,12 +64,24 @@ def _find_importers(sources: Sequence[str]) -> tuple[dict[str, RowImporter], dic
             rows[source] = importer
         else:
             tables[source] = importer
-    if rows and tables:
+    return rows, tables
+
+
+def _requests(rows: Mapping[str, RowImporter], tables: Iterable[str]) -> tuple[list[RequestSpan], list[str]]:
+    """Return the requests of an engine in spans that are given together with traces of its steps, and what was lost.
+
+    Raises:
+        TraceError: there is none, so the spans have nothing to do with the traces.
+    """
+    imports = [importer.read(source) for source, importer in rows.items()]
+    found = enginespans.spans_of_requests(row for imported in imports for row in imported.rows)
+    if not found:
         raise TraceError(
             f"{', '.join(map(_display_name, rows))}: spans with parents do not go together with "
-            f"{', '.join(map(_display_name, tables))}"
+            f"{', '.join(map(_display_name, tables))}, unless they are requests of vLLM or SGLang "
+            f"({enginespans.LATENCY}time_to_first_token)"
         )
-    return rows, tables
+    return found, [text for imported in imports for text in imported.losses.sentences()]
 
 
 def _import_rows(out: Path, sources: Sequence[str], imports: Sequence[Imported]) -> dict[Path, Run]:

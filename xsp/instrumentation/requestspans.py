@@ -19,9 +19,9 @@ from xsp import clock
 from xsp.instrumentation.sampling import TracedModel, is_chosen
 from xsp.instrumentation.worker import FinishedSpan, attributes
 from xsp.record.compilations import latest_compilations
-from xsp.record.requestrows import request_row, step_row
 from xsp.schema import Level, Span
 from xsp.serving import MOST_OPEN, Engine, EngineStep, Log, Part, RequestAccount
+from xsp.store.requestrows import request_row, step_row
 
 served: ContextVar[tuple[Any, ...] | None] = ContextVar("xsp_served", default=None)
 """The requests that the model's calls in this context serve, as the program stated them; None if it did not."""
@@ -107,16 +107,20 @@ class RequestSpans(Log):
     def end(self, engine: Engine, step: EngineStep) -> None:
         """Take a step, and restore the context."""
         place: _Place = step.place
+        self.drop(engine, place)
+        if place.context is None and step.parts:
+            self.put(engine, "pass_step")
+        else:
+            self.put(engine, "step", step)
+
+    def drop(self, engine: Engine, place: _Place) -> None:
+        """Restore the context that `begin` changed."""
         with contextlib.suppress(ValueError):  # the step ended in another context than it began in
             served.reset(place.served_token)
         if place.context_token is not None:
             from opentelemetry import context
 
             context.detach(place.context_token)
-        if place.context is None and step.parts:
-            self.put(engine, "pass_step")
-        else:
-            self.put(engine, "step", step)
 
     def finish(self, engine: Engine, request: Hashable, at_ns: int, status: str) -> None:
         """Take the end of a request."""

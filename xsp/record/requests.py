@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import clock, serving
 from xsp.record.compilations import latest_compilations
-from xsp.record.requestrows import request_row, step_row
 from xsp.schema import Span
 from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount
+from xsp.store.requestrows import request_row, step_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,9 @@ class StoredRequests(Log):
     def end(self, engine: Engine, step: EngineStep) -> None:
         """Take the end of a step."""
         self.put(engine, "step", step)
+
+    def drop(self, engine: Engine, place: Any) -> None:
+        """Take that a step did not take place: nothing has been stored of it."""
 
     def finish(self, engine: Engine, request: Hashable, at_ns: int, status: str) -> None:
         """Take the end of a request."""

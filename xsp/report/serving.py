@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from xsp.account import requests as served
+from xsp.account import served
+from xsp.account.requests import reasons as reasons_of
 from xsp.account.serving import lives
 from xsp.store.trace import Trace
 
@@ -19,7 +20,7 @@ def serving(trace: Trace) -> dict[str, Any] | None:
         return None
     start_ns = min([each.start_ns for each in steps[:1]] + [each.start_ns for each in requests[:1]])
     drawn = sorted(sorted(steps, key=lambda step: -step.dur_ns)[:MOST_STEPS], key=lambda step: step.start_ns)
-    reasons = served.reasons(trace)
+    reasons = reasons_of(trace)
 
     def seconds(ns: int) -> float:
         return round((ns - start_ns) / 1e9, 7)
@@ -27,7 +28,7 @@ def serving(trace: Trace) -> dict[str, Any] | None:
     return {
         "steps": [
             {
-                "kind": step.kind, "start": seconds(step.start_ns), "end": seconds(step.start_ns + step.dur_ns),
+                "kind": step.kind, "start": seconds(step.start_ns), "end": seconds(step.end_ns),
                 "requests": step.requests, "prefill": step.prefill_tokens, "decode": step.decode_tokens,
                 "number": step.number, "engine": step.engine,
             }

@@ -46,6 +46,8 @@ def step_row(engine: Engine, number: int, step: EngineStep, offset_ns: int) -> S
         "xsp.serving.number": number,
         "xsp.serving.parts": json.dumps([[text_of(part.request), *part[1:]] for part in parts]),
     }
+    if step.compiling_ns:
+        attributes["xsp.serving.compiling_ns"] = step.compiling_ns
     if isinstance(step.computed, int):
         attributes["xsp.serving.computed_tokens"] = step.computed
     return Span(
