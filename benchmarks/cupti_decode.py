@@ -1,14 +1,15 @@
 """How many CUPTI records are decoded per second? No GPU is needed: records are fabricated, or were recorded on an H200.
 
-A kernel produces a record of its own and a record of the runtime call that launched it. cupti-python creates an object
-for each record before the record can be read; creating and freeing these objects is the minimum cost of all
-processing. These take turns: this minimum (`floor`), copying the objects into tuples as the callback does (`callback`),
-and the conversion of tuples into spans after the step (`spans`). Without cupti-python, the records are those of a step
-of a transformer in `tests/gpu/recorded`, as plain objects, and the minimum is not measured.
+A kernel produces a record of its own and a record of the runtime call that launched it. Records come as raw buffers,
+which are read as arrays, or as objects of cupti-python; creating and freeing these objects is the minimum cost of
+processing them one by one (`floor`). For both forms these take turns: what is done in CUPTI's callback, and the
+conversion into spans after the step. Without cupti-python, the records are those of a step of a transformer in
+`tests/gpu/recorded`, as plain objects, and the minimum is not measured.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from parts import turns
 
-from xsp_collectors.cuda.activities import Activity, Records
+from xsp_collectors.cuda.activities import BUFFER_BYTES, TEXT_FIELDS, Activity
+from xsp_collectors.cuda.recordbuffers import STRUCTURES, RecordBuffers
+from xsp_collectors.cuda.recordobjects import RecordObjects
 
 COLUMNS = ("what", "ns a record [95 %]", "records a second", "of the floor")
 
@@ -71,28 +75,82 @@ def recorded(count: int) -> list[Any]:
     return records * -(-count // len(records))
 
 
+def as_buffers(records: Sequence[Any]) -> tuple[list[bytes], list[Any]]:
+    """Return the contents of the buffers in which CUPTI delivers these records, and the texts that must be kept."""
+    objects = RecordObjects()
+    objects.complete(records)
+    batch = objects.take()
+    kept = [None if text is None else ctypes.create_string_buffer(text.encode()) for text in batch.texts]
+    addresses = np.array([0 if text is None else ctypes.addressof(text) for text in kept], np.uint64)
+    pieces: dict[int, bytes] = {}
+    for structure in STRUCTURES:
+        table = batch[structure.row_type]
+        table = table.where(np.isin(table.kind, structure.kinds))
+        values = np.zeros(len(table), structure.dtype(structure.sizes[-1]))
+        values["kind"] = table.kind
+        for field in structure.fields:
+            values[field] = addresses[table[field]] if field in TEXT_FIELDS else table[field]
+        pieces.update(zip(table.number.tolist(), (value.tobytes() for value in values), strict=True))
+    contents, size = [[]], 0
+    for _, piece in sorted(pieces.items()):
+        if size + len(piece) > BUFFER_BYTES:
+            contents.append([])
+            size = 0
+        contents[-1].append(piece)
+        size += len(piece)
+    return [b"".join(content) for content in contents], kept
+
+
+def lend(records: RecordBuffers, contents: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Request buffers as CUPTI does and fill them; return their addresses and sizes."""
+    lent = []
+    for content in contents:
+        buffer, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        records.on_request(ctypes.byref(buffer), ctypes.byref(size), ctypes.byref(most))
+        assert buffer.value is not None
+        ctypes.memmove(buffer.value, content, len(content))
+        lent.append((buffer.value, len(content)))
+    return lent
+
+
+NAMES = ("floor", "objects, callback", "objects, spans", "buffers, callback", "buffers, spans")
+
+
 def measure(records: Sequence[Any], rounds: int, least: Callable[[], object] | None = None) -> dict[str, list[float]]:
     """Return the nanoseconds per record in each round, by kind of work; `least` is the minimum, if it is known."""
     from xsp_collectors.cuda.cupti import CuptiActivities
 
-    times: dict[str, list[float]] = {name: [] for name in ("floor", "callback", "spans") if least or name != "floor"}
+    times: dict[str, list[float]] = {name: [] for name in NAMES if least or name != "floor"}
+    contents, kept = as_buffers(records)
+    sizes = {int(kind): structure.sizes[-1] for structure in STRUCTURES for kind in structure.kinds}
     for number in range(rounds + 1):
-        delivered = Records()
-        collector = CuptiActivities()
-        collector._records = delivered
-        collector._stopped_ns = 1 << 62  # no record is of xsp's own calls after the step
-        steps: dict[str, Callable[[], object]] = {
-            "callback": lambda delivered=delivered: delivered.complete(records),
-            "spans": lambda collector=collector: sum(1 for _ in collector.spans()),
+        objects, buffers = RecordObjects(), RecordBuffers(None, sizes)
+        lent = lend(buffers, contents)
+        steps: dict[str, Callable[[], object]] = {} if least is None else {"floor": least}
+        deliveries: dict[str, tuple[Any, Callable[[], object]]] = {
+            "objects": (objects, lambda objects=objects: objects.complete(records)),
+            "buffers": (
+                buffers,
+                lambda buffers=buffers, lent=lent: [
+                    buffers.on_complete(None, 0, address, size, size) for address, size in lent
+                ],
+            ),
         }
-        if least is not None:
-            steps = {"floor": least, **steps}
+        for form, (delivered, deliver) in deliveries.items():
+            collector = CuptiActivities()
+            collector._records = delivered
+            collector._stopped_ns = 1 << 62  # no record is of xsp's own calls after the step
+            steps[f"{form}, callback"] = deliver
+            steps[f"{form}, spans"] = lambda collector=collector: len(list(collector.spans()))
+        made = {}
         for name, step in steps.items():
             begin = perf_counter_ns()
-            step()
+            made[name] = step()
             elapsed_ns = perf_counter_ns() - begin
             if number:  # the first round is not counted
                 times[name].append(elapsed_ns / len(records))
+        assert made["objects, spans"] == made["buffers, spans"]
+    del kept
     return times
 
 
@@ -119,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report.add([name, cost.text(0), rate.text(0), against], ns=cost, rate=rate, rounds=values)
     report.notes += [
         "`callback` runs on a thread of CUPTI and holds the GIL at the flush after a step; `spans` runs after it.",
+        "Objects exist before their callback: `floor` comes in addition.",
         origin,
     ]
     report.finish(options)

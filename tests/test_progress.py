@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from xsp import clock
 from xsp.cli import progress
 
 
@@ -52,3 +53,30 @@ def test_a_pipe_gets_no_line_twice(capsys: pytest.CaptureFixture[str], monkeypat
         for done in (1, 2, 2, 2):
             show("work", done, 2)
     assert capsys.readouterr().err.count("xsp: work: 2 of 2\n") == 1
+
+
+@pytest.mark.parametrize(("is_terminal", "printed"), [(True, 1), (False, 0)])
+def test_a_long_end_of_a_program_is_said_in_a_terminal(
+    is_terminal: bool, printed: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    ending = progress.Ending()
+    ending.prepare(clock.monotonic_ns())
+    if ending._line is not None:
+        ending._line.join()
+    ending.end()
+    assert capsys.readouterr().err.count("xsp: the program has ended; ") == printed
+
+
+def test_a_short_end_of_a_program_prints_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SILENT_S", 1000.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    ending = progress.Ending()
+    ending.prepare(clock.monotonic_ns())
+    ending.end()
+    assert ending._line is not None
+    ending._line.join()
+    assert capsys.readouterr().err == ""

@@ -11,6 +11,7 @@ from dataclasses import astuple
 
 import pytest
 
+from xsp import stats
 from xsp.stats import (
     MIN_NORMAL_VALUES,
     Interval,
@@ -334,3 +335,27 @@ def test_an_interval_can_be_scaled_limited_and_moved_to_another_value() -> None:
     assert bounds.at(4.0) == Interval(-2.0, 4.0, 4.0)
     assert bounds.half == 2.5
     assert bounds.may_be_zero
+
+
+def test_intervals_of_many_samples_are_those_of_each_by_itself() -> None:
+    draw = random.Random(5)
+    samples = [[draw.lognormvariate(10, 1) for _ in range(size)] for size in (1, 2, 3, 3, 4, 10, 10, 99, 100, 150, 10)]
+    expected = []
+    for values in samples:
+        if 3 <= len(values) < stats.MIN_NORMAL_VALUES:  # one resample after another, in plain Python
+            weights, ordered = stats._resampling(len(values)), sorted(values)
+            draws = [sum(w * value for w, value in zip(column, ordered, strict=True)) for column in weights.T.tolist()]
+            ends = (stats.percentile(draws, 1 - stats.UPPER), stats.percentile(draws, stats.UPPER))
+            expected.append(stats.Interval(ends[0], stats.trimmed_mean(values), ends[1]))
+        else:
+            expected.append(stats.interval(values))
+    assert stats.intervals(samples) == expected
+    assert stats.intervals([]) == []
+
+
+def test_samples_of_one_size_are_resampled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = []
+    ends_of = stats._bootstrap_ends
+    monkeypatch.setattr(stats, "_bootstrap_ends", lambda samples: parts.append(len(samples)) or ends_of(samples))
+    assert len(stats.intervals([[1.0, 2.0, 4.0, 8.0]] * 600)) == 600
+    assert parts == [256, 256, 88]

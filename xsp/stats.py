@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -211,17 +211,55 @@ def interval(values: Sequence[float]) -> Interval | None:
     Returns:
         None for fewer than three values, which are too few for an interval.
     """
-    if len(values) < 3:
-        return None
-    ordered = sorted(values)
-    if len(ordered) >= MIN_NORMAL_VALUES:
-        n, inner = len(ordered), kept_indices(len(ordered))
-        error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
-        middle, width = trimmed_mean(ordered), NORMAL * error
-        return Interval(middle - width, middle, middle + width)
-    weighted = _resampling(len(ordered)) * [[value] for value in ordered]
-    draws = weighted.sum(axis=0).tolist()  # row by row: bit-identical to a sum in Python
-    return _of_resamples(trimmed_mean(ordered), draws)
+    return intervals([values])[0]
+
+
+def intervals(samples: Sequence[Sequence[float]]) -> list[Interval | None]:
+    """Return the `interval` of each sample; those of many samples of one size take a tenth of the time."""
+    found: list[Interval | None] = [None] * len(samples)
+    positions_by_size: dict[int, list[int]] = {}
+    for position, values in enumerate(samples):
+        if len(values) >= MIN_NORMAL_VALUES:
+            found[position] = _normal_interval(sorted(values))
+        elif len(values) >= 3:
+            positions_by_size.setdefault(len(values), []).append(position)
+    for positions in positions_by_size.values():
+        for first in range(0, len(positions), _SAMPLES_AT_ONCE):
+            part = positions[first : first + _SAMPLES_AT_ONCE]
+            for position, ends in zip(part, _bootstrap_ends([samples[position] for position in part]), strict=True):
+                low, high = ends
+                found[position] = Interval(low, trimmed_mean(samples[position]), high)
+    return found
+
+
+_SAMPLES_AT_ONCE = 256
+"""Number of samples that are resampled together, in less than a megabyte."""
+
+
+def _normal_interval(ordered: Sequence[float]) -> Interval:
+    n, inner = len(ordered), kept_indices(len(ordered))
+    error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
+    middle, width = trimmed_mean(ordered), NORMAL * error
+    return Interval(middle - width, middle, middle + width)
+
+
+def _bootstrap_ends(samples: Sequence[Sequence[float]]) -> Iterable[tuple[float, float]]:
+    """Return both ends of the percentile-bootstrap interval of the trimmed mean of samples of one size."""
+    import numpy as np
+
+    ordered = np.sort(np.array(samples, dtype=float), axis=1)
+    weights = _resampling(ordered.shape[1])
+    draws = weights[0] * ordered[:, :1]
+    for position in range(1, len(weights)):  # in the order of a sum in Python, which is bit-identical
+        draws += weights[position] * ordered[:, position : position + 1]
+    ranks = [share * (RESAMPLES - 1) for share in (1 - UPPER, UPPER)]
+    lower = [math.floor(rank) for rank in ranks]
+    draws.partition([*lower, *(rank + 1 for rank in lower)], axis=1)
+    ends = (
+        (draws[:, low] + (rank - low) * (draws[:, low + 1] - draws[:, low])).tolist()
+        for rank, low in zip(ranks, lower, strict=True)
+    )
+    return zip(*ends, strict=True)
 
 
 def median_ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval:

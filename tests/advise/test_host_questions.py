@@ -6,12 +6,14 @@ The steps are constructed, so that no test depends on the speed of a machine.
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from xsp import account, advise
-from xsp.advise import Advice, Needs, text
+from xsp.advise import Advice, Needs, calls, text
 from xsp.advise.algebra import _sum_chain
 from xsp.advise.calls import HostCall, _limit_to_step
 from xsp.advise.loops import _with_indexing
@@ -704,3 +706,18 @@ def test_double_precision_throughout_is_reported_though_backward_nodes_have_no_t
     (piece,) = advice_of(step, "casts")
     assert piece.what.startswith("double precision throughout: ")
     assert piece.trial == "float32"
+
+
+def test_the_calls_of_a_step_are_put_in_order_once_for_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    walk = calls.HostCall.walk
+
+    def counted(call: calls.HostCall) -> Iterator[calls.HostCall]:
+        if call.kind == "step" and sys._getframe(1).f_globals["__name__"] == calls.__name__:
+            walked.append(call)
+        return walk(call)
+
+    monkeypatch.setattr(calls.HostCall, "walk", counted)
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    assert len(advise.of(trace_of(rows), max_needs=Needs.TRACE).answered) > 20
+    assert len(walked) == 1

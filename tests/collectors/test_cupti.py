@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecupti import KERNEL, MARKER, OVERHEAD, RUNTIME, FakeCupti, record
+from fakecupti import KERNEL, MARKER, OVERHEAD, RUNTIME, FakeCupti, FakeLibcupti, record
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +22,7 @@ from xsp.errors import PluginError, UsageError  # noqa: E402
 from xsp.schema import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors import kinetouse  # noqa: E402
-from xsp_collectors.cuda import claim, cupti, cuptitrial, hostclock, injection, libcupti  # noqa: E402
+from xsp_collectors.cuda import claim, cupti, cuptitrial, hostclock, injection, libcupti, recordbuffers  # noqa: E402
 from xsp_collectors.cuda.cupti import CuptiActivities  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 
@@ -47,8 +47,9 @@ NET = torch.nn.Sequential(Gemm(), Gemm())
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
-    """A process with a scripted CUPTI, in which CUDA is in use."""
+    """A process with a scripted CUPTI, in which CUDA is in use, and whose library's buffers are not known."""
     fake = FakeCupti()
+    monkeypatch.setattr(recordbuffers, "of_library", lambda path: None)
     DEVICE.append(fake)
     monkeypatch.setattr(cupti, "_cuda_is_in_use", lambda: True)
     monkeypatch.setattr(cupti, "_wait_for_devices", lambda: None)
@@ -74,6 +75,35 @@ def test_it_holds_the_contract(device):
         ("call", "cublasGemmEx"): 1, ("launch", "cudaLaunchKernel"): 1, ("kernel", "gemm(float*, float*, int)"): 1,
     }  # fmt: skip
     assert (device.enabled, device.subscribed, device.threads) == (set(), False, 0)
+
+
+def with_buffers(device: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> FakeLibcupti:
+    """Make the scripted CUPTI deliver bytes in buffers."""
+    device.library = FakeLibcupti()
+    made = recordbuffers.of_loaded(device.library)
+    monkeypatch.setattr(recordbuffers, "of_library", lambda path: made)
+    return device.library
+
+
+def test_it_holds_the_contract_with_buffers_too_and_no_object_is_made(device, monkeypatch):
+    with_buffers(device, monkeypatch)
+    monkeypatch.setattr(device, "activity_register_callbacks", None)
+    collector = CuptiActivities()
+    seen = check_collector(collector, device.gemm)
+    assert [(span.kind, span.name) for span in seen] == [
+        ("launch", "cudaLaunchKernel"), ("call", "cublasGemmEx"), ("kernel", "gemm(float*, float*, int)"),
+    ]  # fmt: skip
+    assert collector.details()["records"] == "CUPTI's buffers"
+
+
+def test_if_the_trial_fails_with_buffers_then_records_are_the_bindings_objects(device, monkeypatch):
+    library = with_buffers(device, monkeypatch)
+    library.status = 1
+    device.library = None
+    collector = CuptiActivities()
+    assert collector.trial() is None
+    assert collector.details()["records"] == "objects of cupti-python"
+    assert len(check_collector(collector, device.gemm)) == 3
 
 
 @pytest.mark.slow

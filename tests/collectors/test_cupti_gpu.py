@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import xsp  # noqa: E402
-from xsp_collectors.cuda import cuptitrial  # noqa: E402
+from xsp_collectors.cuda import cuptitrial, recordbuffers  # noqa: E402
 from xsp_collectors.cuda.cupti import CuptiActivities  # noqa: E402
 
 pytestmark = [
@@ -110,6 +110,18 @@ def test_the_kernels_are_kinetos_by_name_and_their_durations_agree(tmp_path, tra
     theirs, _ = run(tmp_path / "kineto", training, kernels="kineto")
     mine, its = kernels(ours), kernels(theirs)
     assert Counter(name for name, _ in mine) == Counter(name for name, _ in its)
+    assert sum(ns for _, ns in mine) == pytest.approx(sum(ns for _, ns in its), rel=0.05)
+
+
+def test_buffers_and_objects_of_the_binding_have_the_same_kernels(tmp_path, training, monkeypatch):
+    of_buffers, content = run(tmp_path / "buffers", training, kernels="cupti")
+    if content["kernels"]["details"]["records"] != recordbuffers.RecordBuffers.form:
+        pytest.skip("this version of CUPTI is not known")
+    monkeypatch.setattr(recordbuffers, "of_library", lambda path: None)
+    of_objects, content = run(tmp_path / "objects", training, kernels="cupti")
+    assert content["kernels"]["details"]["records"] != recordbuffers.RecordBuffers.form
+    mine, its = kernels(of_buffers), kernels(of_objects)
+    assert [name for name, _ in mine] == [name for name, _ in its]
     assert sum(ns for _, ns in mine) == pytest.approx(sum(ns for _, ns in its), rel=0.05)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
+import shutil
+import subprocess
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +25,19 @@ from fakecupti import (
     START,
     SYNCHRONIZATION,
     FakeCupti,
+    FakeLibcupti,
+    packed,
     record,
 )
 
 from xsp.correlate.evidence import correlate
 from xsp.schema import Level, Span, spans_of
 from xsp.testing import spans, tree
-from xsp_collectors.cuda import calls
-from xsp_collectors.cuda.activities import Activity, ApiCall, Records
+from xsp_collectors.cuda import calls, recordbuffers
+from xsp_collectors.cuda.activities import Activity, ApiCall, Table
 from xsp_collectors.cuda.cupti import CuptiActivities, ThreadNumbers
+from xsp_collectors.cuda.libcupti import find_library
+from xsp_collectors.cuda.recordobjects import RecordObjects
 
 
 @pytest.fixture(params=["plain objects", "cupti-python"])
@@ -38,13 +47,43 @@ def binding(request: pytest.FixtureRequest) -> Any:
     return pytest.importorskip("cupti.cupti", reason="cupti-python is not installed: its own classes are not read")
 
 
+FORM = ["objects"]
+"""How `decoded` delivers plain records."""
+
+
+@pytest.fixture(params=["objects", "buffers"], autouse=True)
+def form(request: pytest.FixtureRequest) -> Any:
+    FORM[0] = request.param
+    yield
+    FORM[0] = "objects"
+
+
+objects_only = pytest.mark.parametrize("form", ["objects"], indirect=True)
+buffers_only = pytest.mark.parametrize("form", ["buffers"], indirect=True)
+
+
 def decoded(records: list[Any], collector: CuptiActivities | None = None) -> list[Span]:
     """Feed records through the callback of a collector that stopped at 1 ms, and return the spans."""
     collector = collector or CuptiActivities()
     collector._names = type(collector._names)(FakeCupti())
     collector._stopped_ns = 1_000_000
-    collector._records.complete(records)
+    if FORM[0] == "buffers" and all(type(each) is SimpleNamespace for each in records):
+        library = FakeLibcupti()
+        collector._records = buffers(library)
+        half = len(records) // 2
+        for part in (records[:half], records[half:]):  # the second buffer continues the first
+            library.deliver(b"".join(map(packed, part)))
+    else:
+        collector._records.complete(records)
     return [span._replace(process=1) for span in collector.spans()]
+
+
+def buffers(library: FakeLibcupti) -> recordbuffers.RecordBuffers:
+    """Return the buffers of a library, registered with it."""
+    made = recordbuffers.of_loaded(library)
+    assert made is not None
+    made.register(None)
+    return made
 
 
 def launch(correlation: int, start: int, thread: int = 1, kind: int = RUNTIME, **fields: Any) -> Any:
@@ -151,7 +190,8 @@ def test_what_a_call_waited_for_stands_at_the_call(binding):
 )
 def test_a_call_whose_wait_was_not_recorded_says_by_its_name_what_it_waits_for(call, sync):
     made = ApiCall(start=1000, end=2000, cbid=1, process_id=1, thread_id=1, correlation_id=4, return_value=0)
-    (span,) = calls.calls([(Activity.RUNTIME, made)], [], lambda interface, number: call, lambda thread: thread)
+    table = Table.of_rows(ApiCall, [Activity.RUNTIME], [made], [None])
+    (span,) = calls.calls(table, [], lambda interface, number: call, lambda thread: thread)
     assert (span.kind, span.attributes) == ("sync", json.dumps({"sync": sync}))
 
 
@@ -231,6 +271,7 @@ def test_a_range_of_the_programs_own_is_a_users_block():
     ]
 
 
+@objects_only
 def test_what_was_cut_off_is_counted_and_not_stored():
     collector = CuptiActivities()
     unfinished = record(KERNEL, start=5000, end=0, correlation_id=1, name="still running")
@@ -253,6 +294,7 @@ def test_calls_that_xsp_makes_after_the_steps_end_are_not_the_programs():
     assert [span.thread for span in decoded(late, collector)] == [2]
 
 
+@objects_only
 def test_a_field_that_this_version_does_not_have_is_unknown():
     older = record(KERNEL, start=5000, end=9000, correlation_id=3, name="k")
     del older.registers_per_thread, older.graph_node_id
@@ -286,9 +328,8 @@ class InArray:
         raise RuntimeError(f"{name} was read as an attribute")
 
 
+@objects_only
 def test_records_in_arrays_are_unpacked_with_their_texts_and_what_they_do_not_have_is_none():
-    import ctypes
-
     kept = ctypes.create_string_buffer(b"relu")
     times = [("kind", "<i4"), ("small", "u1"), ("start", "<u8"), ("end", "<u8")]
     where = [("device_id", "<u4"), ("stream_id", "<u4"), ("context_id", "<u4"), ("correlation_id", "<u4")]
@@ -300,9 +341,9 @@ def test_records_in_arrays_are_unpacked_with_their_texts_and_what_they_do_not_ha
     mark = [("kind", "<i4"), ("flags_", "<i4"), ("timestamp", "<u8"), ("id", "<u4"), ("object_kind", "<i4")]
     marker = InArray([*mark, ("object_id", objects), ("name", "<i8"), ("domain", "<i8")], kind=12, id=1, flags_=4)
     marker._data["object_id"]["pt"]["thread_id"][0] = 77
-    records = Records()
+    records = RecordObjects()
     records.complete([kernel_in, marker, InArray([("kind", "<i4")], kind=48)])
-    (first, row), (second, other) = records.take()
+    (first, row), (second, other) = records.take().rows()
     assert (first, second, records.unreadable, records.unrequested) == (
         Activity.CONCURRENT_KERNEL,
         Activity.MARKER,
@@ -312,3 +353,156 @@ def test_records_in_arrays_are_unpacked_with_their_texts_and_what_they_do_not_ha
     assert (row.start, row.end, row.stream_id, row.correlation_id, row.grid_x, row.name) == (5, 9, 7, 3, 4, "relu")
     assert (row.registers_per_thread, row.graph_node_id) == (None, None)
     assert (other.id, other.flags_, other.object_id_pt_thread_id, other.name) == (1, 4, 77, None)
+
+
+# --- records in buffers ---------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_record_has_the_same_rows_from_objects_and_from_buffers(form):
+    made = [
+        record(MARKER, 3, timestamp=500, flags_=START, id=1, name="cublasGemmEx"),
+        record(RUNTIME, 3, start=1000, end=2000, cbid=211, correlation_id=1, return_value=700),
+        record(DRIVER, 3, start=1100, end=1900, cbid=307, correlation_id=1),
+        record(KERNEL, start=5000, end=9000, correlation_id=1, name="relu", registers_per_thread=40, graph_node_id=9),
+        record(MEMCPY, start=5100, end=5200, correlation_id=2, copy_kind=10, bytes=1 << 33, graph_node_id=1 << 40),
+        record(MEMSET, start=5300, end=5400, correlation_id=3, bytes=77),
+        record(SYNCHRONIZATION, type=3, start=6000, end=6100, correlation_id=4, stream_id=0xFFFFFFFF),
+        record(OVERHEAD, 8, start=1, end=2, overhead_kind=1 << 16),
+        record(MARKER, 3, timestamp=7000, flags_=END, id=1),
+        record(KERNEL, start=8000, end=0, correlation_id=5, name=None, grid_x=1 << 30, device_id=3),
+    ]
+    library = FakeLibcupti()
+    of_buffers, of_objects = buffers(library), RecordObjects()
+    of_objects.complete(made)
+    library.deliver(b"".join(map(packed, made[:4])))
+    library.deliver(b"".join(map(packed, made[4:])))
+    rows = of_buffers.take().rows()
+    assert len(rows) == len(made)
+    assert rows == of_objects.take().rows()
+    assert len(of_buffers.take()) == 0
+
+
+@buffers_only
+def test_a_copy_between_devices_is_read_at_its_own_offsets():
+    fields = {"device_id": 1, "stream_id": 7, "context_id": 1, "copy_kind": 10, "bytes": 64, "graph_node_id": 5}
+    (span,) = decoded([SimpleNamespace(kind=22, start=1000, end=2000, correlation_id=6, **fields)])
+    assert (span.name, span.device, span.correlation_id) == ("Memcpy PtoP", 1, 6)
+    assert json.loads(span.attributes or "")["graph_node"] == 5
+
+
+@buffers_only
+def test_texts_are_copied_while_the_buffer_is_handed_over_because_their_memory_may_be_used_again():
+    library = FakeLibcupti()
+    records = buffers(library)
+    text = ctypes.create_string_buffer(b"first ")
+    for name in (b"first ", b"second"):
+        text.value = name
+        library.deliver(packed(kernel(1, 5000, ctypes.addressof(text))))
+    assert [row.name for _, row in records.take().rows()] == ["first ", "second"]
+
+
+@buffers_only
+def test_what_is_not_a_record_ends_the_reading_of_its_buffer_and_is_counted():
+    library = FakeLibcupti()
+    records = buffers(library)
+    whole = packed(launch(1, 1000))
+    for rest in (b"", bytes(40), b"\xff" * 40, whole[:24]):
+        library.deliver(whole + rest)
+    library.deliver(packed(SimpleNamespace(kind=39)) + whole)
+    assert (len(records.take()), records.unreadable, records.unrequested) == (5, 3, 1)
+    complete = library._callbacks[1]
+    complete(None, 0, ctypes.addressof(ctypes.create_string_buffer(whole)), 40, 40)  # a buffer of another client
+    assert (len(records.take()), records.unrequested) == (0, 2)
+
+
+@buffers_only
+def test_buffers_are_used_again_and_more_than_two_are_not_kept():
+    library = FakeLibcupti()
+    records = buffers(library)
+    request, complete = library._callbacks
+    lent = []
+    for _ in range(4):
+        buffer, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        request(ctypes.byref(buffer), ctypes.byref(size), ctypes.byref(most))
+        lent.append(buffer.value)
+    assert len(set(lent)) == 4
+    for address in lent:
+        complete(None, 0, address, size.value, 0)
+    assert (len(records._free), len(records._lent)) == (2, 0)
+
+
+@pytest.mark.parametrize("version", [130300, 120800])
+@buffers_only
+def test_versions_whose_structures_are_not_known_are_left_to_the_binding(version):
+    assert recordbuffers.of_loaded(FakeLibcupti(version=version)) is None
+
+
+@pytest.mark.parametrize("sizes", [{KERNEL: 232}, {MARKER: 48}])
+@buffers_only
+def test_structures_of_other_sizes_are_left_to_the_binding(sizes):
+    library = FakeLibcupti(sizes=sizes)
+    with pytest.raises(OSError, match="not known"):
+        buffers(library)
+    assert library._callbacks is None
+
+
+@buffers_only
+def test_a_shorter_kernel_of_an_earlier_version_is_read():
+    library = FakeLibcupti(version=130000, sizes={KERNEL: 216})
+    records = buffers(library)
+    library.deliver(packed(kernel(1, 5000))[:216] + packed(launch(1, 1000)))
+    assert [type(row).__name__ for _, row in records.take().rows()] == ["Kernel", "ApiCall"]
+
+
+C_NAMES = {
+    "Kernel": ("Kernel9", "Kernel10", "Kernel11"),
+    "Copy": ("Memcpy5", "Memcpy6"),
+    "Memset": ("Memset4",),
+    "ApiCall": ("API",),
+    "Wait": ("Synchronization", "Synchronization2"),
+    "Overhead": ("Overhead2", "Overhead3"),
+    "Marker": ("Marker2",),
+}
+"""Names of NVIDIA's structures, in the order of the sizes."""
+
+
+@buffers_only
+def test_offsets_and_sizes_are_those_of_nvidias_header(tmp_path):
+    library, compiler = find_library(), shutil.which("cc")
+    include = library.parent.parent / "include" if library is not None else Path("/none")
+    if compiler is None or not (include / "cupti_activity_deprecated.h").exists():
+        pytest.skip("there is no compiler, or no header of CUPTI")
+    questions, answers = [], []
+    for structure in recordbuffers.STRUCTURES:
+        names = ("MemcpyPtoP4",) if Activity.MEMCPY2 in structure.kinds else C_NAMES[structure.row_type.__name__]
+        for name, size in zip(names, structure.sizes, strict=True):
+            questions.append(f"sizeof(CUpti_Activity{name})")
+            answers.append(size)
+            for field, (offset, code) in structure.fields.items():
+                member = "objectId.pt.threadId" if field.startswith("object_id") else camel(field)
+                questions.append(f"offsetof(CUpti_Activity{name}, {member})")
+                questions.append(f"sizeof(((CUpti_Activity{name} *)0)->{member})")
+                answers += [offset, int(code[-1])]
+    source = tmp_path / "offsets.c"
+    lines = "".join(f'printf("%zu\\n", (size_t){question});\n' for question in questions)
+    headers = "".join(
+        f"#include <{name}>\n"
+        for name in ("stdio.h", "stddef.h", "cuda.h", "cupti_activity.h", "cupti_activity_deprecated.h")
+    )
+    source.write_text(f"{headers}int main(void) {{\n{lines}return 0;\n}}\n")
+    done = subprocess.run(
+        [compiler, "-w", f"-I{include}", "-o", str(tmp_path / "offsets"), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"the header is of another version: {done.stderr[:200]}")
+    printed = subprocess.run([str(tmp_path / "offsets")], capture_output=True, text=True, check=True).stdout
+    assert dict(zip(questions, map(int, printed.split()), strict=True)) == dict(zip(questions, answers, strict=True))
+
+
+def camel(field: str) -> str:
+    """Return NVIDIA's name of a field."""
+    first, *others = field.rstrip("_").split("_")
+    return first + "".join(part.capitalize() for part in others)

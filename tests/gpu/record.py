@@ -64,7 +64,7 @@ def records(step: small.Step, out: Path) -> None:
         step()
         torch.cuda.synchronize()
         collector.stop()
-        rows = collector._records.take()
+        rows = collector._records.take().rows()
     finally:
         collector.close()
     fields = {type(row).__name__: row._fields for _, row in rows}

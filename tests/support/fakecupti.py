@@ -1,7 +1,7 @@
 """A scripted binding to CUPTI, in place of a device and its library, which only a GPU machine has.
 
 It has the functions of cupti-python that xsp calls. It keeps the records of enabled kinds, and passes them at a flush
-to the callback that was registered last. On request, records are of cupti-python's own classes.
+to the callback that was registered last. On request, records are of cupti-python's own classes, or bytes in buffers.
 """
 
 from __future__ import annotations
@@ -81,6 +81,80 @@ def _address(text: str | None) -> int:
 
 _BUFFERS: list[Any] = []
 
+_COPY = "kind:I copy_kind:B 3x bytes:Q start:Q end:Q device_id:I context_id:I stream_id:I"
+C_STRUCTURES = {
+    KERNEL: "kind:I 2x registers_per_thread:H 8x start:Q end:Q 8x device_id:I context_id:I stream_id:I "
+    "grid_x:i grid_y:i grid_z:i block_x:i block_y:i block_z:i static_shared_memory:i dynamic_shared_memory:i "
+    "8x correlation_id:I 8x name:Q 8x 8x 8x 4x 4x graph_node_id:Q 4x 4x 8x 4x 4x 16x 8x 4x 4x 8x 4x 4x",
+    MEMCPY: f"{_COPY} correlation_id:I 4x 4x 8x graph_node_id:Q 4x 4x 4x 4x 8x",
+    22: f"{_COPY} 16x correlation_id:I 8x graph_node_id:Q 4x 4x 4x 4x",
+    MEMSET: "kind:I 4x bytes:Q start:Q end:Q device_id:I context_id:I stream_id:I correlation_id:I 4x 4x 8x "
+    "graph_node_id:Q 4x 4x 4x 4x",
+    RUNTIME: "kind:I cbid:I start:Q end:Q process_id:I thread_id:I correlation_id:I return_value:I",
+    DRIVER: "kind:I cbid:I start:Q end:Q process_id:I thread_id:I correlation_id:I return_value:I",
+    SYNCHRONIZATION: "kind:I type:I start:Q end:Q correlation_id:I context_id:I stream_id:I 4x 8x 4x 4x",
+    OVERHEAD: "kind:I overhead_kind:I object_kind:I 4x object:I 4x start:Q end:Q 4x 4x 8x",
+    MARKER: "kind:I flags_:I timestamp:Q id:I object_kind:I 4x object:I 4x 4x name:Q domain:Q",
+    39: "kind:I 12x",
+}
+"""The structures of CUDA 13.2 by kind, field after field, and one of a kind that is not requested."""
+
+
+def packed(record: Any) -> bytes:
+    """Return a plain record as CUPTI lays it out."""
+    content = b""
+    for part in C_STRUCTURES[record.kind].split():
+        name, _, code = part.rpartition(":")
+        value = getattr(record, name, 0) if name != "object" else record.object_id.pt.thread_id or 0
+        value = _address(value) if isinstance(value, str) else value or 0
+        content += struct.pack(f"<{code}", *((value,) if name else ()))
+    return content
+
+
+class FakeLibcupti:
+    """The functions of libcupti that deliver buffers."""
+
+    def __init__(self, version: int = 130200, sizes: dict[int, int] | None = None) -> None:
+        """Make a library of a version; `sizes` are those of records that differ from 13.2."""
+        self.version = version
+        self.sizes = {kind: len(packed(_blank(kind))) for kind in C_STRUCTURES} | (sizes or {})
+        self.status = 0
+        self._callbacks: tuple[Any, Any] | None = None
+
+    def cuptiGetVersion(self, version: Any) -> int:
+        version._obj.value = self.version
+        return 0
+
+    def cuptiActivityGetNextRecord(self, buffer: Any, size: Any, record: Any) -> int:
+        first, found = ctypes.addressof(buffer), record._obj
+        if found.value is None:
+            found.value = first
+            return 0
+        step = self.sizes.get(ctypes.c_uint32.from_address(found.value).value)
+        if step is None:
+            return 21  # CUPTI_ERROR_INVALID_KIND
+        found.value += step
+        return 0 if found.value < first + size.value else 12  # CUPTI_ERROR_MAX_LIMIT_REACHED
+
+    def cuptiActivityRegisterCallbacks(self, request: Any, complete: Any) -> int:
+        self._callbacks = request, complete
+        return self.status
+
+    def deliver(self, content: bytes) -> None:
+        """Fill a buffer and hand it over."""
+        assert self._callbacks is not None
+        request, complete = self._callbacks
+        buffer, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t(7)
+        request(ctypes.byref(buffer), ctypes.byref(size), ctypes.byref(most))
+        assert most.value == 0
+        assert len(content) <= size.value
+        ctypes.memmove(buffer.value or 0, content, len(content))
+        complete(None, 0, buffer, size, len(content))
+
+
+def _blank(kind: int) -> Any:
+    return SimpleNamespace(kind=kind, object_id=SimpleNamespace(pt=SimpleNamespace(thread_id=0)))
+
 
 class CuptiError(Exception):
     """The exception of cupti-python for an error of CUPTI."""
@@ -104,6 +178,7 @@ class FakeCupti:
 
     def __init__(self, holder: str | None = None, binding: Any = None) -> None:
         self.holder, self.binding = holder, binding
+        self.library: FakeLibcupti | None = None
         self.subscribed = False
         self.enabled: set[int] = set()
         self.silenced: set[int] = set()
@@ -141,7 +216,9 @@ class FakeCupti:
 
     def activity_flush_all(self, flag: int) -> None:
         records, self._records = self._records, []
-        if records:
+        if records and self.library is not None:
+            self.library.deliver(b"".join(map(packed, records)))
+        elif records:
             self._complete(records)
 
     def activity_get_num_dropped_records(self, context: int, stream: int, dropped: int) -> None:

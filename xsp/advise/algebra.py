@@ -162,7 +162,7 @@ def one_hot(context: AdviceContext) -> Iterator[Advice]:
     Shapes identify the products that take the vectors. The gradient in the backward pass is a product as well.
     """
     step_ms = calls.step_ms(context)
-    outer_ops = [call for call in calls.walk(context) if call.is_outer_op]
+    outer_ops = calls.outer_ops(context)
     for encoding in (call for call in outer_ops if call.name == "aten::one_hot" and call.first_shape):
         rows = max((call.first_shape or (0,) for call in encoding.walk()), key=math.prod)
         if encoding.first_shape is None or rows[:-1] != encoding.first_shape:
@@ -303,7 +303,7 @@ SOLVE_SHARE = 1 / 3
 def inverse(context: AdviceContext) -> Iterator[Advice]:
     """Inverses of matrices that a product takes: solving only factorises, which is a third of the work."""
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
+    outer_ops = [op for op in calls.outer_ops(context) if op.phase != "backward"]
     ops: list[HostCall] = []
     for index, op in enumerate(outer_ops):
         size = op.first_shape

@@ -79,12 +79,12 @@ class HostCall:
             return []
         return shapes if isinstance(shapes, list) else []
 
-    @property
+    @cached_property
     def is_op(self) -> bool:
         """Whether this is the call of an operator."""
         return self.level == Level.OP
 
-    @property
+    @cached_property
     def is_outer_op(self) -> bool:
         """Whether this is an operator that the program calls, and not another operator."""
         return self.is_op and (self.parent is None or not self.parent.is_op)
@@ -188,9 +188,14 @@ def roots(context: AdviceContext, with_device: bool = False) -> list[HostCall]:
 
 
 def walk(context: AdviceContext, with_device: bool = False) -> Iterator[HostCall]:
-    """Yield all calls of the merged step; raises the errors of `roots`."""
-    for root in roots(context, with_device):
-        yield from root.walk()
+    """Return an iterator over all calls of the merged step, in order; raises the errors of `roots`."""
+    outermost = roots(context, with_device)  # dozens of questions walk: the calls are put in order once
+    return iter(context.cached("calls in order", lambda: [call for root in outermost for call in root.walk()]))
+
+
+def outer_ops(context: AdviceContext) -> list[HostCall]:
+    """Return the operators that the program calls, in order; raises the errors of `roots`."""
+    return [call for call in walk(context) if call.is_outer_op]
 
 
 def are_worth_a_walk(context: AdviceContext, condition: str, least: int = 1) -> bool:

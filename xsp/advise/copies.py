@@ -26,7 +26,7 @@ _DOUBLE_TYPES = ("double", "float64")
 def copies(context: AdviceContext) -> Iterator[Advice]:
     """Calls of `clone` by the program itself, and of `contiguous` that had to copy; none inside other operators."""
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
+    outer_ops = [op for op in calls.outer_ops(context) if op.phase != "backward"]
     clones = [op for op in outer_ops if op.name == "aten::clone"]
     yield from _copies(context, step_ms, clones, "clone", "omit it if nothing writes to the copy in place", False)
     contiguous = [op for op in outer_ops if op.name == "aten::contiguous" and _has_copy(op)]
@@ -62,7 +62,7 @@ def _has_copy(call: HostCall) -> bool:
 def casts(context: AdviceContext) -> Iterator[Advice]:
     """Casts to another floating-point type, and operators in double precision beside those in single precision."""
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    outer_ops = calls.outer_ops(context)
     cast_ops = [op for op in outer_ops if op.name in ("aten::to", "aten::_to_copy") and _types(op)]
     cast_set = set(cast_ops)
     doubles = [op for op in outer_ops if _dtype(op) in _DOUBLE_TYPES and op not in cast_set]
@@ -141,7 +141,7 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
     only a trial shows how much.
     """
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    outer_ops = calls.outer_ops(context)
     isa = context.required_trace.run.machine.isa
     for dtype, (name, features) in HALF_TYPES.items():
         ops = [op for op in outer_ops if op.dtype == dtype]

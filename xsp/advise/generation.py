@@ -187,7 +187,7 @@ def last_scores(context: AdviceContext) -> Iterator[Advice]:
     Shapes identify it: the result of the layer, batch × tokens × vocabulary, is only sliced.
     """
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    outer_ops = calls.outer_ops(context)
     for layer in (op for op in outer_ops if op.name == "aten::linear"):
         weight = layer.shapes[1] if len(layer.shapes) > 1 else None
         if layer.first_shape is None or len(layer.first_shape) != 3 or not isinstance(weight, list) or not weight:

@@ -138,7 +138,7 @@ def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
 
 def _forward_ops(context: AdviceContext) -> list[HostCall]:
     """Return the operators that the program calls itself outside backward passes, in order of time."""
-    ops = [op for op in calls.walk(context) if op.is_outer_op and op.phase != "backward"]
+    ops = [op for op in calls.outer_ops(context) if op.phase != "backward"]
     forward = (op for op in ops if op.parent is None or op.parent.kind != Kind.BACKWARD)
     return sorted(forward, key=lambda op: op.start_ns)
 

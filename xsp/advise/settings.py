@@ -120,7 +120,7 @@ def oversubscription(context: AdviceContext) -> Iterator[Advice]:
     if threads <= cores:
         return
     step_ms = calls.step_ms(context)
-    outer_ops = [op for op in calls.walk(context) if op.is_outer_op]
+    outer_ops = calls.outer_ops(context)
     ms = min(step_ms, sum(op.ns for op in outer_ops) / 1e6)
     factors = calls.interval_factors(context, outer_ops)
     yield Advice(

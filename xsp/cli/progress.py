@@ -6,6 +6,7 @@ import io
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -110,6 +111,10 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
+SILENT_S = 2.0
+"""Seconds after the end of a program without a line of what the terminal waits for."""
+
+
 class Ending:
     """The end of a profiled program, which waits for its first screen."""
 
@@ -117,14 +122,30 @@ class Ending:
         self.began_ns: int | None = None
         """When it began, of `xsp.clock.monotonic_ns`; None before, and if no step was stored."""
 
+        self._line: threading.Timer | None = None
+
     def prepare(self, began_ns: int) -> None:
-        """Import what `show_result` uses for a single run, while its storing process finishes it."""
+        """Import what `show_result` uses for a single run, while its storing process finishes it.
+
+        If that and the first screen take longer than `SILENT_S`, a line in the terminal says what they do.
+        """
         self.began_ns = began_ns
+        if sys.stderr is not None and sys.stderr.isatty():
+            text = "xsp: the program has ended; its recorded steps are merged, then the first screen follows"
+            passed_s = (clock.monotonic_ns() - began_ns) / 1e9
+            self._line = threading.Timer(max(0.0, SILENT_S - passed_s), warn, [text], {"flush": True})
+            self._line.daemon = True
+            self._line.start()
         from xsp.advise import Needs, questions
 
         for name in ("xsp.account.assembly", "xsp.ingest.load", "xsp.record.output", "xsp.report.firstscreen"):
             import_module(name)
         questions(Needs.TRACE)
+
+    def end(self) -> None:
+        """Print no line from now on: the screen is there, or there will be none."""
+        if self._line is not None:
+            self._line.cancel()
 
 
 def show_result(out: Path, remarks: bool = True, ending: Ending | None = None) -> None:
@@ -161,6 +182,8 @@ def show_result(out: Path, remarks: bool = True, ending: Ending | None = None) -
             # also what finishing took beyond the merge, which the budget contains
             screen_ns = max(screen_ns, clock.monotonic_ns() - ending.began_ns - round(budget.end_ns))
         screen = replace(screen, cost=budget.with_screen(screen_ns))
+    if ending is not None:
+        ending.end()
     echo(firstscreen.text(screen, terminal_width(), stored=shown_path(out)))
     run = rundir.read_run(runs[0])
     if screen.cost is not None and run.budget is not None:  # the budget of a job is that of its first rank

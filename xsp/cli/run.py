@@ -184,6 +184,8 @@ def _show(out: Path, quiet: bool, remarks: bool, ending: progress.Ending) -> Non
     except (Exception, SystemExit) as error:  # rich exits if nobody reads
         reason, command = f"{type(error).__name__}: {error}", f"xsp report {shlex.quote(str(out))}"
         say(f"{out}: the tables could not be printed ({reason}); type `{command}`")
+    finally:
+        ending.end()
     if can_print and not _can_flush(sys.stdout):
         with contextlib.suppress(OSError, ValueError):  # what xsp printed would fail again when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -41,10 +41,10 @@ class DurationStats:
     quantiles: tuple[float | None, ...] = (None, None, None)
     """The median, the 90th and the 99th percentile."""
 
-    def set_from_own_rung(self, durations: list[float]) -> None:
-        """Compute the statistics from the durations at the own rung."""
-        self.steps, self.mean = len(durations), stats.trimmed_mean(durations)
-        self.interval = stats.interval(durations)
+    def set_from_own_rung(self, durations: list[float], interval: stats.Interval | None) -> None:
+        """Compute the statistics from the durations at the own rung; `interval` is that of `stats.interval`."""
+        self.steps, self.interval = len(durations), interval
+        self.mean = interval.value if interval is not None else stats.trimmed_mean(durations)
         self.quantiles = tuple(stats.percentile(durations, quantile) for quantile in _QUANTILES)
 
     def set_from_bare_steps(self, steps: Sequence[iterations.BareStep]) -> None:
@@ -85,9 +85,8 @@ def figures_of(
     if measured_rung is None or not durations.steps:
         return Figures(0, durations.raw, cause=UNMEASURED)
     median, p90, p99 = durations.quantiles
-    figures = Figures(durations.steps, durations.raw, median_ns=median, p90_ns=p90, p99_ns=p99)
     if measured_rung.added_ns is None and measured_rung.level > Level.MODEL:
-        return figures._replace(cause=NO_RUNG_OUTSIDE)
+        return Figures(durations.steps, durations.raw, median_ns=median, p90_ns=p90, p99_ns=p99, cause=NO_RUNG_OUTSIDE)
     nested, interval = inner_counts.get(measured_rung.level, 0), durations.interval
     deeper_rungs = [rung for rung in rungs if rung.level > measured_rung.level]
     true = max(min(min_ns, durations.mean), durations.mean - nested * measured_rung.cost_ns)
@@ -95,14 +94,11 @@ def figures_of(
     if interval is not None:
         low = min(true, max(0.0, interval.low - nested * measured_rung.cost_interval.high))
         high = max(true, interval.high - nested * measured_rung.cost_interval.low)
-    return figures._replace(
-        true_ns=true,
-        true_lo_ns=low,
-        true_hi_ns=high,
-        explained_ns=nested * measured_rung.cost_ns
-        + sum(inner_counts.get(rung.level, 0) * rung.cost_ns for rung in deeper_rungs),
-        cause=_cause(nested, measured_rung, inner_counts, deeper_rungs),
+    explained_ns = nested * measured_rung.cost_ns + sum(
+        inner_counts.get(rung.level, 0) * rung.cost_ns for rung in deeper_rungs
     )
+    cause = _cause(nested, measured_rung, inner_counts, deeper_rungs)
+    return Figures(durations.steps, durations.raw, true, low, high, median, p90, p99, explained_ns, cause)
 
 
 def on_cold_caches(figures: Figures, cold: Coldness) -> Figures:

@@ -30,6 +30,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -331,8 +332,9 @@ def _count_inside(template: _Template, rungs: Sequence[Rung]) -> None:
     rows = template.rows
     indices = {row.span_id: index for index, row in enumerate(rows)}
     template.inner_counts = [defaultdict(int) for _ in rows]
+    own_rungs = {level: own_rung(level, rungs) for level in {row.level for row in rows}}
     for row in rows:
-        rung = own_rung(row.level, rungs)
+        rung = own_rungs[row.level]
         if rung is None or row.device is not None:
             continue
         outer = row
@@ -348,7 +350,8 @@ def _duration_stats(
     con: duckdb.DuckDBPyConnection, template: _Template, rungs: Sequence[Rung], run: Run
 ) -> dict[str, DurationStats]:
     """Return the statistics of the timed steps for each key of the template."""
-    rungs_by_key = {row.key: own_rung(row.level, rungs) for row in template.rows}
+    own_rungs = {level: own_rung(level, rungs) for level in {row.level for row in template.rows}}
+    rungs_by_key = {row.key: own_rungs[row.level] for row in template.rows}
     step_key = next((row.key for row in template.rows if row.kind == Kind.STEP), None)
     result: dict[str, DurationStats] = defaultdict(DurationStats)
     cursor = con.execute(
@@ -357,12 +360,16 @@ def _duration_stats(
         [list(rungs_by_key)],
     )
     while batch := cursor.fetchmany(_BATCH):
+        at_own_rung: list[tuple[str, list[float]]] = []
         for key, rung, durations in batch:
             rung_of_key = rungs_by_key[key]
             if rung_of_key is not None and rung == rung_of_key.level:
-                result[key].set_from_own_rung(durations)
+                at_own_rung.append((key, durations))
             if rungs and rung == rungs[-1].level:  # without rungs, calls in steps that raised
                 result[key].raw = stats.trimmed_mean(durations)
+        intervals = stats.intervals([durations for _, durations in at_own_rung])
+        for (key, durations), interval in zip(at_own_rung, intervals, strict=True):
+            result[key].set_from_own_rung(durations, interval)
     if step_key is not None and rungs and rungs[0].level == BARE:
         result[step_key].set_from_bare_steps(iterations.steady_steps(con, run))
     return result
@@ -417,18 +424,32 @@ def _with_description(span: Span, description: Mapping[str, Any], has_other_inpu
         description: the columns `DESCRIBED_COLUMNS`.
         has_other_inputs: whether the described input shapes replace those of the span.
     """
-    filled = {name: value for name, value in description.items() if getattr(span, name) is None}
+    values = list(span)
+    for name, place in _DESCRIBED_PLACES:
+        if values[place] is None:
+            values[place] = description[name]
     if has_other_inputs and description["input_shapes"] is not None:
-        filled["input_shapes"] = description["input_shapes"]
-    text = description["attributes"]
-    if span.attributes is not None and text is not None and text != span.attributes:
-        with contextlib.suppress(ValueError, AttributeError):  # a third party's collector may write no JSON object
-            attributes = json.loads(span.attributes)
-            added = {
-                name: value
-                for name, value in json.loads(text).items()
-                if name in DESCRIPTION_KEYS and name not in attributes
-            }
-            if added:
-                filled["attributes"] = json.dumps({**attributes, **added}, separators=(",", ":"))
-    return span._replace(**filled)
+        values[_INPUT_SHAPES] = description["input_shapes"]
+    own, text = span.attributes, description["attributes"]
+    if own is not None and text is not None and text != own:
+        values[_ATTRIBUTES] = _with_described_keys(own, text)
+    return Span._make(values)
+
+
+_DESCRIBED_PLACES = tuple((name, Span._fields.index(name)) for name in DESCRIBED_COLUMNS)
+_INPUT_SHAPES, _ATTRIBUTES = Span._fields.index("input_shapes"), Span._fields.index("attributes")
+
+
+@lru_cache(maxsize=4096)
+def _with_described_keys(text: str, description: str) -> str:
+    """Return the attributes of a span with those of its description that describe and that it lacks."""
+    with contextlib.suppress(ValueError, AttributeError):  # a third party's collector may write no JSON object
+        attributes = json.loads(text)
+        added = {
+            name: value
+            for name, value in json.loads(description).items()
+            if name in DESCRIPTION_KEYS and name not in attributes
+        }
+        if added:
+            return json.dumps({**attributes, **added}, separators=(",", ":"))
+    return text

@@ -1,22 +1,17 @@
-"""CUPTI's activity records as plain tuples, copied in the callback.
+"""CUPTI's activity records: the kinds that are requested, their fields, and tables of delivered records.
 
-A record lives only as long as its buffer, and its class differs by version of cupti-python. So the callback copies
-values by the names of the fields, which are the same in all versions, and keeps no record. A field that a version does
-not have is None.
-
-cupti-python 13.0 reads each field through a record array of NumPy, in 4 µs, or 70 µs for a kernel; and it ends the
-process if a name is a null pointer. So its records are unpacked from their bytes, at the offsets of their NumPy type.
+They are delivered as raw buffers (`recordbuffers`) or as objects of cupti-python (`recordobjects`); both make the same
+tables. A table is arrays, because a step of ten thousands of kernels takes seconds if each record is an object.
 """
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import operator
-import struct
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 COLLECTOR = "cupti"
 """Name of the collector in the spans."""
@@ -143,7 +138,7 @@ def thread_of(row: Overhead | Marker) -> int | None:
 
 Row = Kernel | Copy | Memset | ApiCall | Wait | Overhead | Marker
 
-_ROW_TYPES: dict[int, Any] = {
+ROW_TYPES: dict[int, Any] = {
     Activity.CONCURRENT_KERNEL: Kernel,
     Activity.MEMCPY: Copy,
     Activity.MEMCPY2: Copy,
@@ -155,136 +150,172 @@ _ROW_TYPES: dict[int, Any] = {
     Activity.MARKER: Marker,
 }
 
-_KINDS: dict[int, tuple[Activity, Any]] = {int(kind): (kind, _ROW_TYPES[kind]) for kind in Activity}
+TEXT_FIELDS = ("name", "domain")
 
-Reader = Callable[[Any], tuple[Any, ...]]
-"""Copies the values of a record."""
+UNKNOWN = -1
+"""In a table, the value of a field that this version of CUPTI does not have; it is None in a row."""
 
-Texts = dict[int, "str | None"]
-"""Texts by their addresses, which stay valid while CUPTI hands over a buffer."""
+Integers = npt.NDArray[np.int64]
 
 
-class Records:
-    """The records that CUPTI delivered and that were not taken yet."""
+class Table:
+    """Records of one type, a column for each field, in the order of their delivery.
+
+    A text is a number in the list of texts of the batch; number 0 is no text.
+    """
+
+    def __init__(self, row_type: Any, kind: Integers, number: Integers, columns: dict[str, Integers]) -> None:
+        """Make a table of columns of one length.
+
+        Args:
+            row_type: the records' type of row.
+            kind: the kind of each record, a number of `Activity`.
+            number: the place of each record in its batch.
+            columns: the columns by the fields of the row type.
+        """
+        self.row_type = row_type
+        self.kind = kind
+        self.number = number
+        self._columns = columns
+
+    @classmethod
+    def of_rows(
+        cls,
+        row_type: Any,
+        kinds: Sequence[int],
+        rows: Sequence[Sequence[Any]],
+        texts: list[str | None],
+        numbers: Sequence[int] | None = None,
+    ) -> Table:
+        """Return the table of rows; their texts are appended to `texts`, which begins with None."""
+        text_numbers: dict[str | None, int] = {None: 0}
+        columns: dict[str, Integers] = {}
+        for field, values in zip(row_type._fields, zip(*rows, strict=True), strict=True):
+            if field in TEXT_FIELDS:
+                for text in dict.fromkeys(values):
+                    if text is not None:
+                        text_numbers[text] = len(texts)
+                        texts.append(text)
+                columns[field] = np.array([text_numbers[text] for text in values], np.int64)
+            else:
+                columns[field] = _integers(values)
+        number = np.arange(len(rows)) if numbers is None else np.array(numbers, np.int64)
+        return cls(row_type, np.array(kinds, np.int64), number, columns)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __getitem__(self, field: str) -> Integers:
+        return self._columns[field]
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> Table:
+        """Return the records for which the mask is true."""
+        columns = {field: values[mask] for field, values in self._columns.items()}
+        return Table(self.row_type, self.kind[mask], self.number[mask], columns)
+
+    def without_calls(self, correlation_ids: Integers) -> Table:
+        """Return the records that are not of these calls."""
+        if not len(correlation_ids) or not len(self):
+            return self
+        return self.where(~np.isin(self["correlation_id"], correlation_ids))
+
+    def rows(self, texts: Sequence[str | None]) -> list[Any]:
+        """Return the records as rows of their type."""
+        columns: list[list[Any]] = []
+        for field in self.row_type._fields:
+            values = self[field].tolist()
+            if field in TEXT_FIELDS:
+                values = [texts[number] for number in values]
+            elif UNKNOWN in values:
+                values = [None if value == UNKNOWN else value for value in values]
+            columns.append(values)
+        return list(map(self.row_type._make, zip(*columns, strict=True)))
+
+    @classmethod
+    def joined(cls, tables: Sequence[Table]) -> Table:
+        """Return the records of one or several tables of one type, in the order of their delivery."""
+        if len(tables) == 1:
+            return tables[0]
+        number = np.concatenate([table.number for table in tables])
+        order = np.argsort(number, kind="stable")
+        columns = {
+            field: np.concatenate([table[field] for table in tables])[order] for field in tables[0].row_type._fields
+        }
+        kind = np.concatenate([table.kind for table in tables])
+        return cls(tables[0].row_type, kind[order], number[order], columns)
+
+
+class Batch:
+    """The records that were delivered for a step, as a table for each type of row."""
 
     def __init__(self) -> None:
-        self._batches: deque[list[tuple[int, tuple[Any, ...]]]] = deque()
-        self._readers: dict[tuple[type, int], Reader | None] = {}
-        self._texts: Texts = {}
-        self.unreadable = 0
-        """Number of records that could not be copied; an exception must not propagate into CUPTI."""
+        self.texts: list[str | None] = [None]
+        """The texts of the records; fields have their numbers in this list."""
 
-        self.unrequested = 0
-        """Number of records of kinds that were not requested here, but by another client."""
+        self._tables: dict[Any, list[Table]] = {}
 
-    def request(self) -> tuple[int, int]:
-        """Return the bytes of a new buffer, and 0 for an unlimited number of records. Called by CUPTI."""
-        return BUFFER_BYTES, 0
+    def add(self, table: Table) -> None:
+        """Add records; their texts are in `texts` already."""
+        self._tables.setdefault(table.row_type, []).append(table)
 
-    def complete(self, records: Sequence[Any]) -> None:
-        """Copy the records of a buffer. Called by CUPTI, on a thread of its own."""
-        batch: list[tuple[int, tuple[Any, ...]]] = []
-        readers, append = self._readers, batch.append
-        self._texts.clear()
-        has_arrays = bool(records) and hasattr(records[0], "_data")  # a binding has one form for all records
-        for record in records:
-            try:
-                kind = _KIND.unpack_from(record._data)[0] if has_arrays else int(record.kind)
-                key = type(record), kind
-                read_fields = readers[key] if key in readers else self._add_reader(record, kind)
-                if read_fields is not None:
-                    append((kind, read_fields(record)))
-                else:
-                    self.unrequested += 1
-            except Exception:
-                self.unreadable += 1
-        self._batches.append(batch)
+    def __len__(self) -> int:
+        return sum(len(table) for tables in self._tables.values() for table in tables)
 
-    def take(self) -> list[tuple[Activity, Row]]:
+    def __getitem__(self, row_type: Any) -> Table:
+        """Return the records of a type, which may be none."""
+        tables = self._tables.get(row_type)
+        if tables is None:
+            none = np.empty(0, np.int64)
+            return Table(row_type, none, none, dict.fromkeys(row_type._fields, none))
+        self._tables[row_type] = [joined := Table.joined(tables)]
+        return joined
+
+    def rows(self) -> list[tuple[Activity, Row]]:
+        """Return all records as rows, with their kinds, in the order of their delivery."""
+        numbered = [
+            (number, Activity(kind), row)
+            for table in map(self.__getitem__, list(self._tables))
+            for number, kind, row in zip(
+                table.number.tolist(), table.kind.tolist(), table.rows(self.texts), strict=True
+            )
+        ]
+        return [(kind, row) for _, kind, row in sorted(numbered, key=lambda each: each[0])]
+
+
+class Records(Protocol):
+    """The destination of CUPTI's records."""
+
+    form: str
+    """What CUPTI delivers, for a person."""
+
+    unreadable: int
+    """Number of records, or of buffers from the first such record on, that could not be read."""
+
+    unrequested: int
+    """Number of records of kinds that were not requested here, but by another client."""
+
+    def register(self, cupti: Any) -> None:
+        """Make CUPTI deliver its records here; `cupti` is the binding, whose errors are raised."""
+
+    def take(self) -> Batch:
         """Return and forget the records that were delivered since the last call."""
-        rows: list[tuple[Activity, Row]] = []
-        new = tuple.__new__  # in half the time of `_make`
-        while self._batches:
-            for kind, values in self._batches.popleft():
-                activity, row_type = _KINDS[kind]
-                rows.append((activity, new(row_type, values)))
-        return rows
-
-    def _add_reader(self, record: Any, kind: int) -> Reader | None:
-        """Determine and remember how records of this class are read."""
-        read_fields = self._readers[type(record), kind] = _reader(record, kind, self._texts)
-        return read_fields
 
 
-def _reader(record: Any, kind: int, texts: Texts) -> Reader | None:
-    """Return a function that copies the fields of such records; None for a kind that was not requested."""
-    row_type = _ROW_TYPES.get(kind)
-    if row_type is None:
-        return None
-    field_paths = [name.replace("object_id_pt_", "object_id.pt.") for name in row_type._fields]
-    if hasattr(record, "_data"):
-        return _unpacking_reader(record._data.dtype, field_paths, texts)
-    if all(_has_field(record, path) for path in field_paths):
-        return operator.attrgetter(*field_paths)
-    readers = [operator.attrgetter(path) if _has_field(record, path) else _missing_field for path in field_paths]
-    return lambda record: tuple(read_fields(record) for read_fields in readers)
+def distinct(columns: Iterable[Integers]) -> tuple[list[bytes], dict[bytes, int]]:
+    """Find equal rows of columns, of which there is at least one.
+
+    Returns:
+        A key for each row, which equal rows share; and for each key the position of a row.
+    """
+    values = np.stack(tuple(columns), axis=1)
+    keys: list[bytes] = np.ascontiguousarray(values).view(f"V{values.itemsize * values.shape[1]}").ravel().tolist()
+    return keys, dict(zip(keys, range(len(keys)), strict=True))
 
 
-_KIND = struct.Struct("<i")
-"""The first field of all records."""
-
-_CODES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
-_TEXT_FIELDS = ("name", "domain")
-
-
-def _unpacking_reader(dtype: Any, field_paths: Sequence[str], texts: Texts) -> Reader:
-    """Return a function that unpacks fields from the bytes of records of a NumPy type."""
-    fields = {path: field for path in field_paths if (field := _field_offset(dtype, path)) is not None}
-    layout, end = "<", 0
-    for offset, code in sorted(fields.values()):
-        layout, end = f"{layout}{offset - end}x{code}", offset + struct.calcsize(code)
-    positions = {field: number for number, field in enumerate(sorted(fields.values()))}
-    selection = [(positions[fields[path]] if path in fields else None, path in _TEXT_FIELDS) for path in field_paths]
-    unpack = struct.Struct(layout).unpack_from
-    if all(number is not None and not is_text for number, is_text in selection):
-        select = operator.itemgetter(*(number for number, _ in selection if number is not None))
-        return lambda record: select(unpack(record._data))
-
-    def read_fields(record: Any) -> tuple[Any, ...]:
-        values = unpack(record._data)
-        return tuple(
-            None if number is None else _text(values[number], texts) if is_text else values[number]
-            for number, is_text in selection
-        )
-
-    return read_fields
-
-
-def _field_offset(dtype: Any, path: str) -> tuple[int, str] | None:
-    """Return the offset of a field, which may be nested, and its code for `struct`; None if there is none."""
-    offset = 0
-    for name in path.split("."):
-        if name not in (dtype.names or ()):
-            return None
-        dtype, inner_offset = dtype.fields[name][:2]
-        offset += inner_offset
-    return offset, _CODES[dtype.str[1:]]
-
-
-def _text(address: int, texts: Texts) -> str | None:
-    """Return the text at an address; None for a null pointer."""
-    if address not in texts:
-        texts[address] = ctypes.string_at(address).decode("utf-8", "replace") if address else None
-    return texts[address]
-
-
-def _has_field(record: Any, path: str) -> bool:
+def _integers(values: Sequence[Any]) -> Integers:
+    """Return values of 64 bits as signed ones; None is UNKNOWN."""
     try:
-        operator.attrgetter(path)(record)
-    except AttributeError:
-        return False
-    return True
-
-
-def _missing_field(record: Any) -> None:
-    """Return None, the value of a field that this version does not have."""
+        return np.array(values, np.int64)
+    except (TypeError, OverflowError):
+        signed = [UNKNOWN if value is None else (value + (1 << 63)) % (1 << 64) - (1 << 63) for value in values]
+        return np.array(signed, np.int64)

@@ -5,12 +5,24 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from xsp.callnames import awaited_of, kind_of
 from xsp.schema import Kind, Level, Span, spans_of
-from xsp_collectors.cuda.activities import COLLECTOR, Activity, ApiCall, Overhead, Wait, thread_of
+from xsp_collectors.cuda.activities import (
+    COLLECTOR,
+    UNKNOWN,
+    Activity,
+    Integers,
+    Overhead,
+    Table,
+    Wait,
+    distinct,
+    thread_of,
+)
 
 NameLookup = Callable[[Activity, int], str]
 """Returns the name of a call for its interface and CUPTI's number of it."""
@@ -50,7 +62,7 @@ def plain_name(name: str) -> str:
 
 
 def calls(
-    api_calls: Sequence[tuple[Activity, ApiCall]],
+    api_calls: Table,
     waits: Iterable[Wait],
     find_name: NameLookup,
     find_thread: ThreadLookup,
@@ -59,50 +71,69 @@ def calls(
 
     A driver call inside a runtime call has the same correlation id: it is the same launch, and is put into the
     attributes of the runtime call. Driver calls outside of any (Triton's, NCCL's) are launches of their own.
+
+    Args:
+        api_calls: records of `ApiCall`.
+        waits: the waits of these calls, and of calls that were not recorded.
+        find_name: returns the name of a call.
+        find_thread: returns the operating system's id of a thread.
     """
-    driver = Activity.DRIVER
-    identities = [(call.process_id, call.correlation_id) for _, call in api_calls]
-    runtime_ids = {
-        identity
-        for identity, (kind, _) in zip(identities, api_calls, strict=True)
-        if kind is not driver and identity[1]
-    }
-    driver_calls = {
-        identity: call.cbid
-        for identity, (kind, call) in zip(identities, api_calls, strict=True)
-        if kind is driver and identity in runtime_ids
-    }
+    own, driver_numbers = _without_inner(api_calls)
     waits_by_id = {wait.correlation_id: wait for wait in waits if wait.type in _WAITS}
-    own = [
-        (kind, call, driver_calls.get(identity))
-        for identity, (kind, call) in zip(identities, api_calls, strict=True)
-        if kind is not driver or identity not in driver_calls
-    ]
-    descriptions: dict[tuple[Any, ...], Description] = {}
+    if len(own):
+        keys, examples = distinct(
+            (own.kind, own["cbid"], driver_numbers, _wait_types(own, waits_by_id), own["return_value"])
+        )
 
-    def describe(kind: Activity, call: ApiCall, driver_number: int | None) -> Description:
-        wait = waits_by_id.pop(call.correlation_id, None) if waits_by_id else None
-        key = (kind, call.cbid, driver_number, wait and wait.type, call.return_value)
-        if key not in descriptions:
-            driver_name = None if driver_number is None else plain_name(find_name(driver, driver_number))
-            descriptions[key] = _describe(plain_name(find_name(kind, call.cbid)), driver_name, *key[3:])
-        return descriptions[key]
+        def describe(key: bytes) -> Description:
+            kind, number, driver_number, wait_type, returned = np.frombuffer(key, np.int64).tolist()
+            driver = None if driver_number == UNKNOWN else plain_name(find_name(Activity.DRIVER, driver_number))
+            name = plain_name(find_name(Activity(kind), number))
+            return _describe(name, driver, None if wait_type == UNKNOWN else wait_type, returned)
 
-    if own:
-        kinds, names, attributes = zip(*(describe(*each) for each in own), strict=True)
+        descriptions = {key: describe(key) for key in examples}
+        kinds, names, attributes = zip(*map(descriptions.__getitem__, keys), strict=True)
+        threads = {number: find_thread(number) for number in set(own["thread_id"].tolist())}
         columns = {
             "kind": kinds,
             "name": names,
-            "start_ns": [call.start for _, call, _ in own],
-            "dur_ns": [max(call.end - call.start, 0) for _, call, _ in own],
-            "thread": [find_thread(call.thread_id) for _, call, _ in own],
-            "correlation_id": [call.correlation_id or None for _, call, _ in own],
+            "start_ns": own["start"].tolist(),
+            "dur_ns": np.maximum(own["end"] - own["start"], 0).tolist(),
+            "thread": [threads[number] for number in own["thread_id"].tolist()],
+            "correlation_id": [number or None for number in own["correlation_id"].tolist()],
             "attributes": attributes,
         }
         yield from spans_of(columns, level=Level.RUNTIME, collector=COLLECTOR)
     for wait in waits_by_id.values():  # waits whose call was not recorded
         subject = _WAITS[wait.type]
         yield _span(Kind.SYNC, f"synchronize {subject}", wait, {"sync": subject, "context": wait.context_id})
+
+
+def _without_inner(api_calls: Table) -> tuple[Table, Integers]:
+    """Return the calls that are in no other one, and the number of the driver's call in each, or UNKNOWN."""
+    identities = (api_calls["process_id"] << 32) | api_calls["correlation_id"]
+    is_driver = api_calls.kind == Activity.DRIVER
+    is_inner = np.zeros(len(api_calls), np.bool_)
+    is_runtime = ~is_driver & (api_calls["correlation_id"] != 0)
+    is_inner[is_driver] = np.isin(identities[is_driver], identities[is_runtime])
+    if not is_inner.any():
+        return api_calls, np.full(len(api_calls), UNKNOWN)
+    inner_numbers = dict(zip(identities[is_inner].tolist(), api_calls["cbid"][is_inner].tolist(), strict=True))
+    own_identities = identities[~is_inner].tolist()
+    numbers = [inner_numbers.get(identity, UNKNOWN) for identity in own_identities]
+    return api_calls.where(~is_inner), np.array(numbers, np.int64)
+
+
+def _wait_types(own: Table, waits_by_id: dict[int, Wait]) -> Integers:
+    """Return CUPTI's number of the wait of each call, or UNKNOWN; and remove these waits from `waits_by_id`."""
+    types = np.full(len(own), UNKNOWN)
+    if waits_by_id:
+        numbers = own["correlation_id"]
+        for position in np.flatnonzero(np.isin(numbers, list(waits_by_id))).tolist():
+            wait = waits_by_id.pop(int(numbers[position]), None)
+            if wait is not None:
+                types[position] = wait.type
+    return types
 
 
 def overhead(record: Overhead, find_thread: ThreadLookup) -> Span:

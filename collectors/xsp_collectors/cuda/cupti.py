@@ -1,7 +1,7 @@
 """Device work through CUPTI's activity records (cupti-python), on the host's clock.
 
-The hot part copies records into tuples, in a callback from CUPTI (see `activities`). Everything else happens between
-steps: records are flushed after the step's end was read, then named and turned into spans outside all timed regions.
+The hot part copies records, in a callback from CUPTI (see `recordbuffers`). Everything else happens between steps:
+records are flushed after the step's end was read, then named and turned into spans outside all timed regions.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from xsp.collector import DeviceCollector, Kernels
 from xsp.schema import Level, Span
 from xsp_collectors import kinetouse
-from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti
+from xsp_collectors.cuda import calls, claim, cuptitrial, devicespans, graphs, libcupti, recordbuffers
 from xsp_collectors.cuda.activities import (
     COLLECTOR,
     Activity,
     ApiCall,
+    Batch,
     Copy,
+    Integers,
     Kernel,
     Marker,
     Memset,
     Overhead,
     Records,
-    Row,
+    Table,
     Wait,
 )
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
@@ -40,6 +44,9 @@ from xsp_collectors.cuda.hostclock import HostClock
 from xsp_collectors.cuda.injection import Injection
 from xsp_collectors.cuda.libraries import LibraryRanges
 from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
+from xsp_collectors.cuda.recordobjects import RecordObjects
+
+_NEVER_NS = (1 << 63) - 1
 
 
 class CuptiActivities(DeviceCollector):
@@ -56,7 +63,7 @@ class CuptiActivities(DeviceCollector):
         self._cupti: Any = None
         self._claim: claim.Claim | None = None
         self._recording: Recording | None = None
-        self._records = Records()
+        self._records: Records = RecordObjects()
         self._ranges = LibraryRanges()
         self._captures = graphs.Captures()
         self._threads = ThreadNumbers()
@@ -70,7 +77,7 @@ class CuptiActivities(DeviceCollector):
         self._is_refused = False
         self._begun_ns = 0
         self._stopped_ns = 0
-        self._window = range(1 << 63)
+        self._window = range(_NEVER_NS)
         self._starting_thread = 0
         self._stopping_thread = 0
         self._counts: Counter[str] = Counter()
@@ -104,13 +111,14 @@ class CuptiActivities(DeviceCollector):
         return self._run_trial() if _cuda_is_in_use() else None
 
     def details(self) -> Mapping[str, object]:
-        """Return versions, the error of CUPTI's clock against the host's, and the source of library calls."""
+        """Return versions, the error of CUPTI's clock, the form of records, and the source of library calls."""
         parts = self._parts
         return {
             "driver_cuda": libcupti.format_version(parts.driver) if parts.driver is not None else None,
             "libcupti": libcupti.format_version(parts.library_version) if parts.library is not None else None,
             "cupti_python": libcupti.format_version(parts.binding) if parts.binding is not None else None,
             "clock_error_ns": self._outcome.clock_error_ns if self._outcome is not None else None,
+            "records": self._records.form,
             "library_calls": self._injection.state(),
         }
 
@@ -158,7 +166,7 @@ class CuptiActivities(DeviceCollector):
         if rung >= Level.RUNTIME:
             _launch_empty_kernel()
         self._starting_thread, self._begun_ns = threading.get_native_id(), time.time_ns()
-        self._window = range(self._begun_ns - cuptitrial.CLOCK_BOUND_NS, 1 << 63)
+        self._window = range(self._begun_ns - cuptitrial.CLOCK_BOUND_NS, _NEVER_NS)
         self._is_on = True
 
     def stop(self) -> None:
@@ -184,7 +192,7 @@ class CuptiActivities(DeviceCollector):
         self._count_losses()
         if self._recording is None and self._is_open and not self._is_refused and _cuda_is_in_use():
             self._take_cupti()
-        return [span if span.collector is not None else span._replace(collector=COLLECTOR) for span in placement.spans]
+        return placement.spans
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on what could not be recorded, with counts."""
@@ -197,47 +205,51 @@ class CuptiActivities(DeviceCollector):
 
     def _placement(self) -> graphs.ReplayPlacement:
         """Return the spans of the records that were delivered, without those of xsp's own calls around the step."""
-        rows_by_type: dict[type[Row], list[tuple[Activity, Any]]] = defaultdict(list)
-        work: list[tuple[Activity, Any]] = []
-        for row_type in (Kernel, Copy, Memset):  # in one list, whose order is that of the records
-            rows_by_type[row_type] = work
-        for pair in self._records.take():
-            rows_by_type[type(pair[1])].append(pair)
-        own_ids = {row.correlation_id for _, row in rows_by_type[ApiCall] if self._is_own(row)}
-        api_calls, waits, device_work = (
-            [pair for pair in rows if pair[1].correlation_id not in own_ids] if own_ids else rows
-            for rows in (rows_by_type[ApiCall], rows_by_type[Wait], work)
-        )
+        batch = self._records.take()
+        own_ids = self._own_calls(batch[ApiCall])
+        waits = batch[Wait].without_calls(own_ids)
         host_spans = calls.calls(
-            api_calls,
-            [row for _, row in waits if row.start < self._stopped_ns],
+            batch[ApiCall].without_calls(own_ids),
+            waits.where(waits["start"] < self._stopped_ns).rows(batch.texts),
             self._names.lookup,
             self._threads,
         )
-        overheads = [
-            calls.overhead(row, self._threads) for _, row in rows_by_type[Overhead] if row.end > self._begun_ns
-        ]
-        ranges = self._ranges.close([row for _, row in rows_by_type[Marker]], self._threads)
+        overheads = batch[Overhead]
+        overhead_rows = overheads.where(overheads["end"] > self._begun_ns).rows(batch.texts)
+        ranges = self._ranges.close(batch[Marker].rows(batch.texts), self._threads)
         self._counts["library calls"] += sum(span.level == Level.LIBRARY for span in ranges)
-        spans = [*host_spans, *overheads, *ranges, *self._device_spans([row for _, row in device_work])]
-        return graphs.place(spans, self._captures)
+        spans = [*host_spans, *(calls.overhead(row, self._threads) for row in overhead_rows), *ranges]
+        placement = graphs.place(self._device_spans(batch, own_ids), self._captures)
+        return placement._replace(spans=spans + placement.spans)
 
-    def _device_spans(self, work: Sequence[devicespans.Work]) -> Iterator[Span]:
+    def _device_spans(self, batch: Batch, own_ids: Integers) -> list[Span]:
         first_ns, end_ns = self._window.start, self._window.stop
-        finished = [row for row in work if devicespans.is_finished(row)]
-        inside = [row for row in finished if first_ns <= row.start < end_ns and first_ns <= row.end < end_ns]
-        unfinished_count, outside_count = len(work) - len(finished), len(finished) - len(inside)
-        self._counts["kernels or copies that had not ended when the step's records were flushed"] += unfinished_count
-        self._counts["kernels or copies at times that are not the step's, which were left out"] += outside_count
-        self._counts["kernels"] += len(inside)
-        return devicespans.spans(inside)
+        tables: list[Table] = []
+        for row_type in (Kernel, Copy, Memset):
+            work = batch[row_type].without_calls(own_ids)
+            finished = work.where(devicespans.is_finished(work))
+            inside = finished.where((first_ns <= finished["start"]) & (finished["end"] < end_ns))
+            tables.append(inside)
+            self._counts["kernels or copies that had not ended when the step's records were flushed"] += len(
+                work
+            ) - len(finished)
+            self._counts["kernels or copies at times that are not the step's, which were left out"] += len(
+                finished
+            ) - len(inside)
+            self._counts["kernels"] += len(inside)
+        return devicespans.spans(tables, batch.texts)
 
-    def _is_own(self, call: ApiCall) -> bool:
-        """Return whether a call is xsp's: before the step on the starting thread, or after it on the stopping one."""
-        return (
-            (call.start < self._begun_ns and self._threads(call.thread_id) == self._starting_thread)
-            or (call.start >= self._stopped_ns and self._threads(call.thread_id) == self._stopping_thread)
-        )  # fmt: skip
+    def _own_calls(self, api_calls: Table) -> Integers:
+        """Return the ids of xsp's calls: before the step on the starting thread, or after it on the stopping one."""
+        is_own = np.zeros(len(api_calls), np.bool_)
+        for outside, thread in (
+            (api_calls["start"] < self._begun_ns, self._starting_thread),
+            (api_calls["start"] >= self._stopped_ns, self._stopping_thread),
+        ):
+            for number in set(api_calls["thread_id"][outside].tolist()):
+                if self._threads(number) == thread:
+                    is_own |= outside & (api_calls["thread_id"] == number)
+        return api_calls["correlation_id"][is_own]
 
     def _count_losses(self) -> None:
         counts, records = self._counts, self._records
@@ -262,9 +274,17 @@ class CuptiActivities(DeviceCollector):
     # --- CUPTI ----------------------------------------------------------------------------------------
 
     def _run_trial(self) -> str | None:
+        """Try CUPTI with its own buffers if their content is known, otherwise or else with the binding's objects."""
         if self._cupti is None and (reason := self.available()) is not None:
             return reason
-        self._outcome = cuptitrial.run(self._cupti, self._clock)
+        buffers = recordbuffers.of_library(self._parts.library)
+        for records in (*((buffers,) if buffers is not None else ()), RecordObjects()):
+            self._records = records
+            self._outcome = cuptitrial.run(self._cupti, self._clock, records)
+            records.unreadable = records.unrequested = 0
+            if self._outcome.reason is None:
+                break
+        assert self._outcome is not None
         return self._outcome.reason
 
     def _take_cupti(self) -> None:

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from xsp_collectors import kinetouse
-from xsp_collectors.cuda.activities import Activity, ApiCall, Kernel, Records, Row
+from xsp_collectors.cuda.activities import ApiCall, Batch, Kernel, Records
 from xsp_collectors.cuda.claim import Claim
 from xsp_collectors.cuda.devicespans import is_finished
 from xsp_collectors.cuda.hostclock import HostClock
@@ -27,12 +29,13 @@ class TrialOutcome(NamedTuple):
     clock_error_ns: int | None = None
 
 
-def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) -> TrialOutcome:
+def run(cupti: Any, clock: HostClock, records: Records, work: Callable[[], object] | None = None) -> TrialOutcome:
     """Take CUPTI, record one kernel beside Kineto as a step does, and release CUPTI.
 
     Args:
         cupti: the binding.
         clock: the clock for the records' times.
+        records: the destination of the records, which is left empty.
         work: launches at least one kernel and waits for it; default: a small kernel of torch.
     """
     if kinetouse.is_enabled():
@@ -42,7 +45,7 @@ def run(cupti: Any, clock: HostClock, work: Callable[[], object] | None = None) 
     if reason is not None:
         return TrialOutcome(reason)
     try:
-        return _record(cupti, clock, work or _small_kernel)
+        return _record(cupti, clock, records, work or _small_kernel)
     except Exception as error:
         return TrialOutcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
     finally:
@@ -67,9 +70,8 @@ def clock_error_ns(cupti: Any, readings: int = 9) -> int:
     return best[1]
 
 
-def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> TrialOutcome:
+def _record(cupti: Any, clock: HostClock, records: Records, work: Callable[[], object]) -> TrialOutcome:
     """Record work that launches a kernel, with Kineto on, and check the records."""
-    records = Records()
     recording = Recording(cupti, records, clock)
     with kinetouse.host_only():
         recording.begin(DEVICE_KINDS)
@@ -81,22 +83,23 @@ def _record(cupti: Any, clock: HostClock, work: Callable[[], object]) -> TrialOu
             after = time.time_ns()
             recording.end()
             recording.restore_thread_ids()
+    batch = records.take()
     if error_ns > CLOCK_BOUND_NS:
         reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
         return TrialOutcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
-    return TrialOutcome(_fault(records.take(), before, after), error_ns)
+    return TrialOutcome(_fault(batch, before, after), error_ns)
 
 
-def _fault(rows: list[tuple[Activity, Row]], before: int, after: int) -> str | None:
+def _fault(batch: Batch, before: int, after: int) -> str | None:
     """Return the fault in the records of a kernel that ran between two times, or None."""
-    kernels = [row for kind, row in rows if kind is Activity.CONCURRENT_KERNEL and isinstance(row, Kernel)]
-    finished = [row for row in kernels if is_finished(row)]
-    if not finished:
-        return f"CUPTI did not record a trial kernel ({len(rows)} records, {len(kernels)} of kernels)"
-    launch_ids = {row.correlation_id for _, row in rows if isinstance(row, ApiCall)}
-    if not any(row.correlation_id in launch_ids for row in finished):
+    kernels = batch[Kernel]
+    finished = kernels.where(is_finished(kernels))
+    if not len(finished):
+        return f"CUPTI did not record a trial kernel ({len(batch)} records, {len(kernels)} of kernels)"
+    if not np.isin(finished["correlation_id"], batch[ApiCall]["correlation_id"]).any():
         return "CUPTI recorded a kernel, but not the call that launched it"
-    if not any(before - CLOCK_BOUND_NS <= row.start <= row.end <= after + CLOCK_BOUND_NS for row in finished):
+    start, end = finished["start"], finished["end"]
+    if not ((before - CLOCK_BOUND_NS <= start) & (end <= after + CLOCK_BOUND_NS)).any():
         return "CUPTI recorded a kernel at a time at which it did not run"
     return None
 

@@ -6,11 +6,14 @@ import ctypes
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from xsp.schema import Kind, Level, Span, spans_of
-from xsp_collectors.cuda.activities import COLLECTOR, Copy, Kernel, Memset
+from xsp_collectors.cuda.activities import COLLECTOR, UNKNOWN, Copy, Kernel, Memset, Table, distinct
 
 _COPIES = {
     1: "HtoD",
@@ -27,44 +30,74 @@ _COPIES = {
 """CUPTI's numbers of the source and target of a copy: host, device, array, peer."""
 
 
-Work = Kernel | Copy | Memset
-
-
-def is_finished(work: Work) -> bool:
-    """Return whether the work had begun and ended when the records were flushed."""
-    return 0 < work.start <= work.end
-
-
 Description = tuple[str, str, str]
 """Kind, name and attributes of device work."""
 
 
-def spans(work: Sequence[Work]) -> Iterator[Span]:
-    """Yield the spans of device work, in its order."""
-    if not work:
-        return iter(())
-    kinds, names, attributes = zip(*(_DESCRIPTIONS[type(record)](record) for record in work), strict=True)
+def is_finished(work: Table) -> npt.NDArray[np.bool_]:
+    """Return for each kernel or copy whether it had begun and ended when the records were flushed."""
+    return (work["start"] > 0) & (work["start"] <= work["end"])
+
+
+def spans(tables: Sequence[Table], texts: Sequence[str | None]) -> list[Span]:
+    """Return the spans of device work, in the order of its records.
+
+    Args:
+        tables: records of `Kernel`, `Copy` and `Memset`.
+        texts: the texts of their batch.
+    """
+    used = [table for table in tables if len(table)]
+    made = [span for table in used for span in _spans(table, texts)]
+    if len(used) < 2:
+        return made
+    order = np.argsort(np.concatenate([table.number for table in used]), kind="stable")
+    return [made[position] for position in order.tolist()]
+
+
+def _spans(work: Table, texts: Sequence[str | None]) -> Iterator[Span]:
+    fields = _DESCRIBING[work.row_type]
+    keys, examples = distinct([work[field] for field in fields])
+    descriptions = {
+        key: _description(work.row_type, dict(zip(fields, np.frombuffer(key, np.int64).tolist(), strict=True)), texts)
+        for key in examples
+    }
+    kinds, names, attributes = zip(*map(descriptions.__getitem__, keys), strict=True)
     columns = {
         "kind": kinds,
         "name": names,
-        "start_ns": [record.start for record in work],
-        "dur_ns": [record.end - record.start for record in work],
-        "device": [record.device_id for record in work],
-        "stream": [record.stream_id for record in work],
-        "correlation_id": [record.correlation_id or None for record in work],
+        "start_ns": work["start"].tolist(),
+        "dur_ns": (work["end"] - work["start"]).tolist(),
+        "device": work["device_id"].tolist(),
+        "stream": work["stream_id"].tolist(),
+        "correlation_id": [number or None for number in work["correlation_id"].tolist()],
         "attributes": attributes,
     }
     return spans_of(columns, level=Level.KERNEL, collector=COLLECTOR)
 
 
-_LAUNCH = Kernel._fields.index("name")
-"""Position from which on a kernel's fields, without times and ids, are those of its launch."""
+_DESCRIBING: dict[Any, tuple[str, ...]] = {
+    Kernel: (*Kernel._fields[Kernel._fields.index("name") :], "context_id"),
+    Copy: ("bytes", "copy_kind", "graph_node_id", "context_id"),
+    Memset: ("bytes", "graph_node_id", "context_id"),
+}
+"""The fields that determine the description of device work."""
+
+
+def _description(row_type: Any, values: dict[str, int], texts: Sequence[str | None]) -> Description:
+    """Return the description of device work with these values of the describing fields."""
+    known = {field: None if value == UNKNOWN else value for field, value in values.items()}
+    node, context = known["graph_node_id"], known["context_id"]
+    if row_type is Kernel:
+        return _kernel(texts[values["name"]], tuple(known[field] for field in _DESCRIBING[Kernel][1:-2]), node, context)
+    direction = "memset" if row_type is Memset else _COPIES.get(values["copy_kind"])
+    name = "Memset" if row_type is Memset else f"Memcpy {direction}" if direction else "Memcpy"
+    return Kind.COPY.value, name, _copy_attributes(known["bytes"], direction, node, context)
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(launch: tuple[Any, ...], context: int) -> Description:
+def _kernel(symbol: str | None, launch: tuple[Any, ...], node: int | None, context: int | None) -> Description:
     """Return the description of a kernel, with its launch parameters."""
-    symbol, *sizes, registers, static, dynamic, node = launch
+    *sizes, registers, static, dynamic = launch
     name = demangle(symbol or "kernel without a name")
     shared = [part for part in (static, dynamic) if part is not None]
     attributes: dict[str, Any] = {
@@ -78,30 +111,12 @@ def _kernel(launch: tuple[Any, ...], context: int) -> Description:
     return Kind.KERNEL.value, name, _json(attributes, node, context)
 
 
-def _copy(work: Copy) -> Description:
-    direction = _COPIES.get(work.copy_kind)
-    attributes = _copy_attributes(work.bytes, direction, work.graph_node_id, work.context_id)
-    return Kind.COPY.value, f"Memcpy {direction}" if direction else "Memcpy", attributes
-
-
-def _memset(work: Memset) -> Description:
-    attributes = _copy_attributes(work.bytes, "memset", work.graph_node_id, work.context_id)
-    return Kind.COPY.value, "Memset", attributes
-
-
-_DESCRIPTIONS: dict[type, Callable[[Any], Description]] = {
-    Kernel: lambda work: _kernel(work[_LAUNCH:], work.context_id),
-    Copy: _copy,
-    Memset: _memset,
-}
-
-
 @functools.lru_cache(maxsize=4096)
-def _copy_attributes(size: int, direction: str | None, node: int | None, context: int) -> str:
+def _copy_attributes(size: int | None, direction: str | None, node: int | None, context: int | None) -> str:
     return _json({"bytes": size, "copy": direction}, node, context)
 
 
-def _json(attributes: dict[str, Any], node: int | None, context: int) -> str:
+def _json(attributes: dict[str, Any], node: int | None, context: int | None) -> str:
     """Return the known attributes as JSON, with the node if the work belongs to a replayed CUDA graph."""
     attributes |= {"graph": True, "graph_node": node} if node else {}
     return json.dumps({key: value for key, value in (attributes | {"context": context}).items() if value is not None})

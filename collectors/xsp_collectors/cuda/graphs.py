@@ -123,9 +123,12 @@ def place(spans: Sequence[Span], captures: Captures) -> ReplayPlacement:
         spans: spans of one step; work of a graph has its node in its attributes, as `graph_node`.
         captures: the captures that were seen so far.
     """
+    nodes = {text: _node(text) for text in {span.attributes for span in spans} if text and '"graph_node"' in text}
+    if not nodes:
+        return ReplayPlacement(list(spans), 0)
     replays: dict[int | None, list[tuple[Span, int]]] = defaultdict(list)
     for span in spans:
-        node = _node(span)
+        node = nodes.get(span.attributes or "") if span.device is not None else None
         if node is not None:
             replays[span.correlation_id].append((span, node))
     changed_spans: dict[int, Span] = {}
@@ -143,9 +146,7 @@ def place(spans: Sequence[Span], captures: Captures) -> ReplayPlacement:
     return ReplayPlacement([*(changed_spans.get(id(span), span) for span in spans), *layers], unknown_count)
 
 
-def _node(span: Span) -> int | None:
-    """Return the node of a graph to which device work belongs, or None."""
-    if span.device is None or span.attributes is None or '"graph_node"' not in span.attributes:
-        return None
-    node = json.loads(span.attributes)["graph_node"]
+def _node(attributes: str) -> int | None:
+    """Return the node of a graph that the attributes of device work name, or None."""
+    node = json.loads(attributes)["graph_node"]
     return int(node) if node is not None else None

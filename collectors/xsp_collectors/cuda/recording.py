@@ -67,7 +67,7 @@ class Recording:
         with contextlib.suppress(Exception):  # fails the first time, when no buffers are registered
             cupti.activity_flush_all(_FORCED)
         self._clock.install()
-        cupti.activity_register_callbacks(self._records.request, self._records.complete)
+        self._records.register(cupti)
         self._name_threads_natively()
         self._kinds = self._enable(kinds)
         for interface, names in _NOISE.items():
