@@ -114,10 +114,11 @@ def test_the_kernels_are_kinetos_by_name_and_their_durations_agree(tmp_path, tra
 
 
 def test_buffers_and_objects_of_the_binding_have_the_same_kernels(tmp_path, training, monkeypatch):
+    monkeypatch.setenv(recordbuffers.CHOICE, "1")
     of_buffers, content = run(tmp_path / "buffers", training, kernels="cupti")
     if content["kernels"]["details"]["records"] != recordbuffers.RecordBuffers.form:
         pytest.skip("this version of CUPTI is not known")
-    monkeypatch.setattr(recordbuffers, "of_library", lambda path: None)
+    monkeypatch.delenv(recordbuffers.CHOICE)
     of_objects, content = run(tmp_path / "objects", training, kernels="cupti")
     assert content["kernels"]["details"]["records"] != recordbuffers.RecordBuffers.form
     mine, its = kernels(of_buffers), kernels(of_objects)

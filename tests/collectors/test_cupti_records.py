@@ -97,6 +97,18 @@ def kernel(correlation: int, start: int, name: str = "relu", **fields: Any) -> A
     return record(KERNEL, start=start, end=start + 10_000, correlation_id=correlation, name=name, **fields)
 
 
+def test_a_librarys_own_buffers_are_read_only_where_they_are_asked_for(monkeypatch, tmp_path):
+    loaded: list[str] = []
+    of_c = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: loaded.append(path) or FakeLibcupti() if path else of_c(path))
+    monkeypatch.delenv(recordbuffers.CHOICE, raising=False)
+    assert recordbuffers.of_library(tmp_path) is None
+    assert not loaded
+    monkeypatch.setenv(recordbuffers.CHOICE, "1")
+    assert recordbuffers.of_library(tmp_path) is not None
+    assert loaded == [str(tmp_path)]
+
+
 def test_one_tree_from_the_model_to_the_kernel(binding):
     seen = decoded(
         [

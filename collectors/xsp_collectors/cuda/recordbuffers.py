@@ -6,13 +6,15 @@ their structure in NVIDIA's header.
 
 The structures grow with CUPTI's versions. Two conditions protect against reading one that is not known: CUPTI's version
 is one whose header was compared, and libcupti itself (`cuptiActivityGetNextRecord`) steps over records of each kind by
-the size of a known structure. Otherwise records are objects of cupti-python (`recordobjects`).
+the size of a known structure. Otherwise records are objects of cupti-python (`recordobjects`). No device has run this
+yet, and a mistake would end the program that is measured, so it is used only where `CHOICE` asks for it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 import sys
 from collections import deque
@@ -38,6 +40,9 @@ from xsp_collectors.cuda.activities import (
     Table,
     Wait,
 )
+
+CHOICE = "XSP_CUPTI_BUFFERS"
+"""Environment variable that asks for the buffers, by `1`."""
 
 VERSIONS = range(13_00_00, 13_03_00)
 """The values of `cuptiGetVersion` whose structures are known: CUDA 13.0 to 13.2."""
@@ -352,15 +357,19 @@ _Request = ctypes.CFUNCTYPE(
 _Complete = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 
 
-@functools.cache
 def of_library(path: Path | None) -> RecordBuffers | None:
-    """Return the buffers for the libcupti of this process; None if its version is not known.
+    """Return the buffers for the libcupti of this process; None if nobody asked for them, or its version is not known.
 
     Args:
         path: libcupti, which ends the process if there is no driver; None if it was not found.
     """
-    if path is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
+    if os.environ.get(CHOICE) != "1" or path is None or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return None
+    return _of_file(path)
+
+
+@functools.cache
+def _of_file(path: Path) -> RecordBuffers | None:
     try:
         return of_loaded(ctypes.CDLL(str(path)))
     except (OSError, AttributeError):  # it cannot be loaded, or lacks a function
