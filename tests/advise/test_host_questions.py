@@ -325,6 +325,25 @@ def test_a_module_that_may_return_another_result_is_no_repeat(before: str, after
     assert advice_of(AGAIN.replace(before, after), "repeated") == []
 
 
+def test_a_loop_over_samples_takes_all_that_each_pass_does() -> None:
+    """With the loss and the backward pass of each sample: 35 % were promised of a step that was 12 times too long."""
+    lines = ["step s 0-10000"]
+    for number in range(32):
+        begin = 100 + 300 * number
+        lines += [
+            f"op aten::select {begin}-{begin + 10} input_shapes=[[32,64]]",
+            f"forward Net {begin + 10}-{begin + 90} input_shapes=[[1,64]]",
+            f"module Net {begin + 10}-{begin + 90} type=Net input_shapes=[[1,64]]",
+            f"op aten::linear {begin + 20}-{begin + 80} dtype=float input_shapes=[[1,64],[64,64]]",
+            f"op aten::cross_entropy_loss {begin + 100}-{begin + 140} input_shapes=[[1,64]]",
+            f"backward backward {begin + 150}-{begin + 290}",
+            f"op AddmmBackward0 {begin + 160}-{begin + 200} input_shapes=[[1,64]]",
+        ]
+    (piece,) = advice_of("\n".join(lines), "samples")
+    assert "32 times with one sample each (1×64)" in piece.what
+    assert 31 * 0.3 <= piece.gain.value <= 32 * 0.3
+
+
 def test_samples_without_the_dimension_of_the_batch_are_samples() -> None:
     loop = "\n".join(
         f"module net.a {1000 + 40 * number}-{1035 + 40 * number} type=Linear input_shapes=[[256]]\n"

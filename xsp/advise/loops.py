@@ -101,13 +101,20 @@ def _with_indexing(parent: HostCall, reads: Sequence[HostCall], on_device: bool)
 def samples(context: AdviceContext) -> Iterator[Advice]:
     """A module or an operator called once for each sample of the batch that the enclosing module was given.
 
-    The time of all calls but one can be gained if one call for the batch takes no longer than a call for one sample.
+    The time of all passes through the loop but one can be gained if one for the batch takes no longer than one for a
+    sample: of the calls, of what runs between them, such as a loss or a backward pass, and of their gradients.
     """
     step_ms = calls.step_ms(context)
     for loop_name, loop_calls, count in _loops(context):
-        all_calls = calls.with_gradients(context, loop_calls)
-        ms = sum(call.ns for call in all_calls) / 1e6
-        gain = ms * (1 - 1 / count)
+        passes = _passes(loop_calls)
+        body = {id(call) for call in passes}
+        others = [call for call in loop_calls if id(call) not in body]
+        nodes = [node for node in calls.gradients(context, [*passes, *others]) if id(node.parent) not in body]
+        all_calls = [*passes, *others, *nodes]
+        passes_ms = (sum(call.ns for call in passes) + calls.between_ns(passes)) / 1e6
+        others_ms = sum(call.ns for call in (*others, *nodes)) / 1e6
+        ms = passes_ms + others_ms
+        gain = passes_ms + others_ms * (1 - 1 / count)
         if 100 * gain / step_ms < LEAST_PERCENT or gain < calls.LEAST_MS:
             continue
         factors = calls.interval_factors(context, all_calls)
@@ -122,8 +129,8 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * gain / step_ms,
             (
-                f"{len(loop_calls):,} calls{calls.gradients_text(loop_calls, all_calls)} take {ms:.3g} ms; "
-                f"{count} samples in one call may take as long as one of them",
+                f"{len(loop_calls):,} calls, what runs between them{' and their gradients' * bool(nodes)} take "
+                f"{ms:.3g} ms; {count} samples in one call may take as long as one of them",
             ),
             "pass the whole batch in one call, or use torch.vmap",
             None,
@@ -416,6 +423,29 @@ def _loops(context: AdviceContext) -> Iterator[tuple[str, list[HostCall], int]]:
             pending += [child for child in parent.children if not child.is_op]
     for (name, count), (loop_calls, repeats) in loops.items():
         yield f"{repeats} × {name}" if repeats > 1 else name, loop_calls, count
+
+
+def _passes(loop_calls: Sequence[HostCall]) -> list[HostCall]:
+    """Return all calls from each pass through a loop to the next one, for passes that make the same calls.
+
+    Args:
+        loop_calls: the calls that are made once in each pass, of one or several loops.
+    """
+    by_parent: dict[int, list[HostCall]] = {}
+    for call in loop_calls:
+        by_parent.setdefault(id(call.parent), []).append(call)
+    found: list[HostCall] = []
+    for group in by_parent.values():
+        first, parent = group[0], group[0].parent
+        if parent is None:
+            continue
+        heads = {id(call) for call in group if call.name == first.name}
+        places = [place for place, call in enumerate(parent.children) if id(call) in heads]
+        passes = [parent.children[begin:end] for begin, end in pairwise(places)]
+        made = Counter(tuple(call.name for call in calls_made) for calls_made in passes)
+        usual = max(made, key=lambda names: made[names], default=())
+        found += [call for calls_made in passes if tuple(c.name for c in calls_made) == usual for call in calls_made]
+    return found
 
 
 def _sample_calls(parent: HostCall) -> tuple[list[HostCall], int]:
