@@ -9,8 +9,8 @@
 | can a function be captured once and replayed without the host | `capture` |
 | how much memory is free, and how much may a block take | `free_bytes`, `begin`, `workspace_bytes` |
 | what does an error of torch mean | `fault` |
-| how do transfers reach it: memory that it reads in place, streams beside each other, launches | `pinned`, `seen`, `managed`, `beside`, `launch` |
-| can processes share weights on it, and how many bytes does this one hold there | `sharing_obstacle`, `shared`, `held_bytes` |
+| what do transfers use: memory read in place, streams, launches | `pinned`, `seen`, `managed`, `beside`, `launch` |
+| can processes share weights on it, and what does this one hold there | `sharing_obstacle`, `shared`, `held_bytes` |
 | how much energy has it used | `energy_joules` |
 | what can it do at most | `ceiling` |
 | which device is it, so that only comparable timings are compared | `identity`, `circumstances` |

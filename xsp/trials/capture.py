@@ -1,4 +1,4 @@
-"""Trials of an accelerator's queue: calls that are captured and replayed, and copies for which the host does not wait."""
+"""Trials of an accelerator's queue: calls that are captured and replayed, copies for which the host does not wait."""
 
 from __future__ import annotations
 
