@@ -64,7 +64,9 @@ def test_rates_are_taken_by_the_clock_of_a_device(
         return {
             "copy": [Way("copy", lambda: target.copy_(values), 2 * size)],
             "reduction": [Way("sums", lambda: rows.sum(1, dtype=torch.float32), size)],
-            "scan": [Way("reads", lambda: rows.cumsum(1, dtype=torch.float32) + 0 * values.sum().item(), size)],
+            "scan": [
+                Way("reads", lambda: rows.cumsum(1, dtype=torch.float32).view(-1) + 0 * values.sum().item(), size)
+            ],
             "torch.sum": [Way("torch.sum", lambda: rows.sum(1, dtype=torch.float32), size)],
             "torch.cumsum": [Way("torch.cumsum", lambda: rows.cumsum(1, dtype=torch.float32), size)],
         }

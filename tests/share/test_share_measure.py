@@ -221,7 +221,7 @@ def test_all_ways_load_onto_a_device_and_some_processes_at_once(
     assert {key: len(times.call_ns) for key, times in found.together.items()} == {
         (way, count): count for way in WAYS for count in (1, 2)
     }
-    least = 3 * (standin.ISSUE_NS + standin.LAUNCH_NS)
+    least = 3 * standin.ISSUE_NS + standin.LAUNCH_NS
     assert all(min(times.call_ns) >= least for times in (*found.times.values(), *found.together.values()))
     assert found.memory[ATTACH] == ProcessMemory(0, 0.0, 0)
     text = terminal.page(savings.document(found))
