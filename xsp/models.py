@@ -469,7 +469,8 @@ def moved(value: Any, device: str) -> Any:
     """Return arguments of a model with their tensors on a device."""
     import torch
 
-    if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
+    movable: tuple[Any, ...] = (torch.Tensor, torch.nn.utils.rnn.PackedSequence)
+    if isinstance(value, movable):
         return value.to(device)
     if isinstance(value, dict):
         return {key: moved(element, device) for key, element in value.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import re
@@ -288,9 +289,9 @@ class Cuda(Accelerator):
         return None
 
     def _energy_counter(self) -> Callable[[], float]:
-        import pynvml
         import torch
 
+        pynvml: Any = importlib.import_module("pynvml")
         pynvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(self.index).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

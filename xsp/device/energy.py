@@ -40,10 +40,9 @@ def joules_per_call(device: Device, repeat: Callable[[int], object]) -> float | 
     if call_ns > MOST_CALL_NS:
         return None
     calls = min(MOST_CALLS, max(1, round(POLL_NS / call_ns)))
-    for _ in range(2):
-        first = _next_update(device, repeat, calls)
-        if first is None:
-            return None
+    first = _next_update(device, repeat, calls) and _next_update(device, repeat, calls)
+    if first is None:
+        return None
     start_joules, start_ns, counted, updates = first[0], device.host_ns(), 0, 0
     while updates < LEAST_UPDATES or device.host_ns() - start_ns < LEAST_NS:
         update = _next_update(device, repeat, calls)

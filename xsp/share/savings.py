@@ -149,11 +149,11 @@ def _memory(measurement: Measurement, verdict: SharingVerdict) -> Iterator[Part]
         else:
             yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
         return
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (way, size_text(memory.single_bytes), size_text(round(max(0.0, memory.further_bytes))), size_text(memory.pss))
         for way, memory in measurement.memory.items()
     )
-    columns = ("way", "1 process", "each further", f"PSS of one of {measurement.concurrent}")
+    columns: tuple[str, ...] = ("way", "1 process", "each further", f"PSS of one of {measurement.concurrent}")
     if measurement.device:
         rows, columns = tuple(row[:3] for row in rows), columns[:3]
         yield Table(columns, rows, f"Memory of {measurement.device}: tensors and store, without contexts")
