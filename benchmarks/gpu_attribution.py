@@ -64,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gpu_workloads.require_gpu()
     report = turns.Report("gpu_attribution", "Device time by certainty of its layer, % [95 %]", COLUMNS)
     notes: set[str] = set()
-    for workload in gpu_workloads.build_workloads(options):
-        with profiled_run(workload, options.rounds, options.kernels) as trace:
-            notes.update(str(note["text"]) for note in trace.run.get("notes", []))
-            source = str(trace.run.get("kernels", {}).get("source"))
-            for phase, steps in by_phase(trace).items():
-                _add(report, f"{workload.name}, {phase}", source, steps)
+    with report.until_interrupted():
+        for workload in gpu_workloads.build_workloads(options):
+            with profiled_run(workload, options.rounds, options.kernels) as trace:
+                notes.update(str(note["text"]) for note in trace.run.get("notes", []))
+                source = str(trace.run.get("kernels", {}).get("source"))
+                for phase, steps in by_phase(trace).items():
+                    _add(report, f"{workload.name}, {phase}", source, steps)
     report.notes += [*sorted(notes), gpu_workloads.device_line()]
     report.finish(options)
 

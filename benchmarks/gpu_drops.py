@@ -72,20 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(turns.parser(__doc__, rounds=7), arguments)
     gpu_workloads.require_gpu()
     report = turns.Report("gpu_drops", "Kernels of graphs replayed as fast as the device runs them [95 %]", COLUMNS)
-    for replays in (10, 50) if options.quick else (10, 100, 400):
-        step = burst(replays)
-        step()
-        bare = [_time(step) for _ in range(options.rounds)]
-        try:
-            levels = Levels("cupti", source="cupti")
-        except LookupError as error:
-            raise SystemExit(f"CUPTI is not available here: {error}") from error
-        _add(report, replays, bare, record_bursts(levels, step, options.rounds))
-        notes = levels.notes()
-        dropped = [note for note in notes if "dropped" in note]
-        report.notes += (
-            notes if dropped else [*notes, f"{replays} replays: CUPTI's counter of dropped records stayed at 0."]
-        )
+    with report.until_interrupted():
+        for replays in (10, 50) if options.quick else (10, 100, 400):
+            step = burst(replays)
+            step()
+            bare = [_time(step) for _ in range(options.rounds)]
+            try:
+                levels = Levels("cupti", source="cupti")
+            except LookupError as error:
+                raise SystemExit(f"CUPTI is not available here: {error}") from error
+            _add(report, replays, bare, record_bursts(levels, step, options.rounds))
+            notes = levels.notes()
+            dropped = [note for note in notes if "dropped" in note]
+            report.notes += (
+                notes if dropped else [*notes, f"{replays} replays: CUPTI's counter of dropped records stayed at 0."]
+            )
     report.notes.append(gpu_workloads.device_line())
     report.finish(options)
 

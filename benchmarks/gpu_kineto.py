@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(gpu_workloads.add_options(turns.parser(__doc__, rounds=5)), arguments)
     gpu_workloads.require_gpu()
     report = turns.Report("gpu_kineto", "Kernels in CUPTI's records and in Kineto [95 %]", COLUMNS)
-    for workload in gpu_workloads.build_workloads(options):
-        try:
-            _add(report, workload.name, record_sources(workload, options.rounds))
-        except LookupError as error:
-            raise SystemExit(f"one of the two is not available here: {error}") from error
+    with report.until_interrupted():
+        for workload in gpu_workloads.build_workloads(options):
+            try:
+                _add(report, workload.name, record_sources(workload, options.rounds))
+            except LookupError as error:
+                raise SystemExit(f"one of the two is not available here: {error}") from error
     report.notes += [gpu_workloads.device_line()]
     report.finish(options)
 

@@ -70,11 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = turns.Report("gpu_rungs", "Overhead of xsp's rungs on a GPU, % of the bare step [95 %]", COLUMNS)
     notes: set[str] = set()
     method = turns.turns_of(options)
-    for workload in gpu_workloads.build_workloads(options):
-        groups, sources = groups_of(workload, notes)
-        rounds = method.take(groups, gpu_workloads.rounds_of(workload, options, len(sources) + 4), workload.step)
-        _add(report, workload.name, rounds, sources)
-        notes.update(note for levels in sources.values() for note in levels.notes())
+    with report.until_interrupted():
+        for workload in gpu_workloads.build_workloads(options):
+            groups, sources = groups_of(workload, notes)
+            rounds = method.take(groups, gpu_workloads.rounds_of(workload, options, len(sources) + 4), workload.step)
+            _add(report, workload.name, rounds, sources)
+            notes.update(note for levels in sources.values() for note in levels.notes())
     report.notes += [*sorted(notes), gpu_workloads.device_line(), method.note()]
     report.finish(options)
 

@@ -145,10 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.models = options.models or (gpu_workloads.QUICK if options.quick else gpu_workloads.MODELS)
     programs = [program_of(text, options.seed, gpu_workloads.name_of) for text in options.models]
     measured = pairs.measure(pairs.selected(programs, options), options, report, Runner(device=options.device))
-    layers = {workload.name: layers_of(workload, options) for workload in gpu_workloads.build_workloads(options)}
-    for program, name in zip(programs, layers, strict=True):
-        if program.name in measured:
-            _add(report, name, measured[program.name], layers[name])
+    with report.until_interrupted():
+        layers = {workload.name: layers_of(workload, options) for workload in gpu_workloads.build_workloads(options)}
+        for program, name in zip(programs, layers, strict=True):
+            if program.name in measured:
+                _add(report, name, measured[program.name], layers[name])
     report.notes += [
         *(pairs.within(measured, "true") if measured else ["No model was measured."]),
         "Layers are the direct children of the model that take 100 µs or more on the device.",

@@ -50,6 +50,21 @@ def test_what_was_measured_before_an_interrupt_is_printed_and_not_saved(
     assert [entry.name for entry in page.RESULTS.iterdir()] == ["two.json"]
 
 
+def test_what_was_measured_before_an_interrupt_is_saved_apart_where_it_is_asked_for(
+    options: argparse.Namespace, tmp_path: Path
+) -> None:
+    options.partial = tmp_path / "parts"
+    report = turns.Report("one", "One", ("model", "ms"))
+    with report.until_interrupted():
+        report.add(["first", "1"])
+        raise KeyboardInterrupt
+    report.finish(options)
+    assert list(page.RESULTS.iterdir()) == []
+    saved = turns.stored(tmp_path / "parts" / "one.json")
+    assert saved["table"] == [{"model": "first", "ms": "1"}]
+    assert "partial" not in saved["options"]
+
+
 def test_what_an_interrupted_run_has_left_half_written_is_measured_again(tmp_path: Path) -> None:
     assert turns.stored(tmp_path / "none.json") is None
     (tmp_path / "half.json").write_text('{"a": ')

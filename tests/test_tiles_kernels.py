@@ -48,6 +48,47 @@ def test_rates_are_shares_of_a_copy_by_the_bytes_that_are_moved() -> None:
     assert shares == {"reduction": ("fast", 0.9), "torch.sum": ("one", 0.25)}
 
 
+def test_rates_are_taken_by_the_clock_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import gpu_tiles
+    import standin
+    import torch
+    from gpu_tiles import Way
+    from parts import turns
+
+    from xsp.device import energy
+
+    def ways(length: int, values: torch.Tensor) -> dict[str, list[Way]]:
+        rows, target, size = values.view(-1, length), torch.empty_like(values), 2 * len(values)
+        return {
+            "copy": [Way("copy", lambda: target.copy_(values), 2 * size)],
+            "reduction": [Way("sums", lambda: rows.sum(1, dtype=torch.float32), size)],
+            "scan": [
+                Way("reads", lambda: rows.cumsum(1, dtype=torch.float32).view(-1) + 0 * values.sum().item(), size)
+            ],
+            "torch.sum": [Way("torch.sum", lambda: rows.sum(1, dtype=torch.float32), size)],
+            "torch.cumsum": [Way("torch.cumsum", lambda: rows.cumsum(1, dtype=torch.float32), size)],
+        }
+
+    standin.install(tmp_path, monkeypatch, watts=500)
+    monkeypatch.setattr(energy, "LEAST_NS", 1_000_000)
+    monkeypatch.setattr(energy, "POLL_NS", 50_000)
+    monkeypatch.setattr(gpu_tiles, "LENGTHS", (16, 256))
+    columns = tuple("elements sums share torch scans share2 torch2 error peak".split())
+    report = turns.Report("gpu_tiles", "Rates", columns)
+    reached = gpu_tiles.measure(standin.StandIn(), 1 << 16, 3, report, ways)
+    assert reached["reduction"] == 0
+    copy_ns = standin.LAUNCH_NS + 2 * (1 << 16) / standin.BYTES_PER_NS
+    assert report.data["256"]["copy_bytes_per_s"] == pytest.approx(4 * (1 << 16) / copy_ns * 1e9, rel=0.01)
+    assert [row[1] for row in report.rows] == ["sums", "sums"]
+    assert report.notes[0].startswith("Energy per call, at 256 elements: copy (copy) 2.6")
+    assert "waited for the host" in report.notes[1]
+    with pytest.raises(SystemExit):
+        gpu_tiles.main(["--quick", "--device", "standin:7"])
+    assert "there is no device standin:7 here" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_what_is_set_against_a_copy_is_right_in_the_interpreter() -> None:
     assert "6 ways, largest error" in interpreted("shares")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xsp import plugins, rundir
 from xsp.collector import DeviceCollector
 from xsp.counters import ncu
-from xsp.device import ceilings
+from xsp.device import ceilings, devices
 from xsp.device import machine as device
+from xsp.device.contract import Device
 from xsp.errors import CounterError, PluginError, UsageError
 from xsp.importers import contract
 from xsp.samples import sampler
@@ -34,10 +34,10 @@ class Recordable(NamedTuple):
 
 def machine() -> Iterator[tuple[str, str]]:
     """Yield the properties of this machine as pairs of a name and a value."""
-    _initialise_cuda()  # `describe` finds only devices that torch has initialised
+    names = [each.name for each in _initialised()]  # first: what observes devices sees only those
     description = device.describe()
     yield "cpu", f"{description['cpu']}, {description['cores']} cores"
-    yield "devices", ", ".join(description.get("devices") or []) or "no GPU that torch can use"
+    yield "devices", ", ".join(names) or "no GPU that torch can use"
     yield "python", str(description["python"])
     yield from description["packages"].items()
 
@@ -67,7 +67,7 @@ def counters() -> Recordable:
 def device_work() -> Iterator[tuple[str, str]]:
     """Yield the details of each source of device work, and the result of its trial with one kernel.
 
-    Nothing if torch has no CUDA device. The trial uses a device: call this in a process that does nothing else.
+    Nothing if torch has no accelerator. The trial uses a device: call this in a process that does nothing else.
     """
     for name in plugins.names("xsp.collectors"):
         try:
@@ -76,7 +76,7 @@ def device_work() -> Iterator[tuple[str, str]]:
             continue  # `collectors` reports it
         if not isinstance(collector, DeviceCollector):
             continue
-        if not _initialise_cuda():
+        if not _initialised():
             return
         trial = {} if reason is not None else {"trial": collector.trial() or "passed"}
         # after the trial, which measures the error of the clock
@@ -86,15 +86,12 @@ def device_work() -> Iterator[tuple[str, str]]:
             yield str(collector.device_work), ", ".join(parts)
 
 
-def _initialise_cuda() -> bool:
-    """Return whether torch has a CUDA device; if so, it is initialised and in use from then on."""
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError:
-        return False
-    if torch.cuda.is_available():
-        torch.cuda.init()
-    return bool(torch.cuda.is_initialized())
+def _initialised() -> list[Device]:
+    """Return the accelerators that torch can use, initialised and in use from then on."""
+    found = devices.accelerators()
+    for each in found:
+        each.initialise()
+    return found
 
 
 def samples() -> Iterator[Recordable]:

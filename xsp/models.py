@@ -403,10 +403,10 @@ def on_device(spec: str, call: ModelCall, settings: Settings) -> ModelCall:
     """
     torch = sys.modules["torch"]
     model = call.model.to(settings.device).train(settings.train)
-    args, kwargs = _move(torch, call.args, settings.device), _move(torch, call.kwargs, settings.device)
+    args, kwargs = moved(call.args, settings.device), moved(call.kwargs, settings.device)
     state = None
     if call.prefix is not None:
-        state = causal.cache_maker(spec, model, _move(torch, call.prefix, settings.device))
+        state = causal.cache_maker(spec, model, moved(call.prefix, settings.device))
     if call.candidates is not None:
         return _with_accepted_input(torch, spec, replace(call, model=model), settings)
     result = ModelCall(model, args, kwargs, call.remedy, call.prefix, state=state)
@@ -424,7 +424,7 @@ def _with_accepted_input(torch: Any, spec: str, call: ModelCall, settings: Setti
     first_error: Exception | None = None
     for make_kwargs in call.candidates(call.model):
         try:
-            candidate = ModelCall(call.model, (), _move(torch, make_kwargs(), settings.device), call.remedy)
+            candidate = ModelCall(call.model, (), moved(make_kwargs(), settings.device), call.remedy)
             _check_input(torch, spec, candidate, settings.train)
         except Exception as error:
             first_error = first_error or error
@@ -465,13 +465,17 @@ def step_of(call: ModelCall, settings: Settings) -> Callable[[], object]:
     return train
 
 
-def _move(torch: Any, value: Any, device: str) -> Any:
-    if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
+def moved(value: Any, device: str) -> Any:
+    """Return arguments of a model with their tensors on a device."""
+    import torch
+
+    movable: tuple[Any, ...] = (torch.Tensor, torch.nn.utils.rnn.PackedSequence)
+    if isinstance(value, movable):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _move(torch, element, device) for key, element in value.items()}
+        return {key: moved(element, device) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        elements = [_move(torch, element, device) for element in value]
+        elements = [moved(element, device) for element in value]
         return type(value)(*elements) if hasattr(value, "_fields") else type(value)(elements)
     return value
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 from parts import turns, workloads
 from xsp import models
 from xsp.collector import Kernels
+from xsp.device import devices
+from xsp.errors import DeviceError
 from xsp.launch import models as measure
 
 DECODER_1B = (
@@ -99,10 +101,20 @@ def require_gpu() -> None:
         turns.skip("there is no CUDA device here, which this benchmark needs (tests/gpu/run.sh runs all of them)")
 
 
-def device_line() -> str:
+def require_device(name: str) -> None:
+    """End the script with a message if there is no device with an identifier."""
+    try:
+        devices.of(name)
+    except DeviceError as error:
+        turns.skip(f"{error}, which this benchmark needs (tests/gpu/run.sh runs all of them)")
+
+
+def device_line(name: str = "cuda:0") -> str:
     """Return one line with the device, its memory, and the versions of torch and of its CUDA."""
     import torch
 
+    if not name.startswith("cuda"):
+        return f"{devices.of(name).name}, torch {torch.__version__}."
     properties = torch.cuda.get_device_properties(0)
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
     return f"{properties.name}, {memory}, torch {torch.__version__}, CUDA {torch.version.cuda}."

@@ -235,7 +235,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     is_complete: bool = True
-    """Whether all was measured. The report of a part is printed, and not saved in place of earlier figures."""
+    """Whether all was measured. The report of a part is printed, and never saved in place of earlier figures."""
 
     @contextlib.contextmanager
     def until_interrupted(self) -> Iterator[None]:
@@ -270,17 +270,23 @@ class Report:
         print("\n".join([self.title, "", *table(self.columns, self.rows), "", *self.notes, machine_line(options)]))
         if options.save and self.is_complete:
             self._save(options)
+        elif options.save and getattr(options, "partial", None) is not None:
+            self._save(options, options.partial)
+            say(f"saved as a part in {options.partial.name}: earlier figures stay")
         elif options.save:
             say("nothing is saved: the figures are of a part")
 
-    def _save(self, options: argparse.Namespace) -> None:
-        page.RESULTS.mkdir(exist_ok=True)
+    def _save(self, options: argparse.Namespace, folder: Path | None = None) -> None:
+        to = folder or page.RESULTS
+        to.mkdir(parents=True, exist_ok=True)
         content = {
             "benchmark": self.name,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "xsp": __version__,
             "options": {
-                name: _without_folders(value) for name, value in vars(options).items() if name not in ("save", "load")
+                name: _without_folders(value)
+                for name, value in vars(options).items()
+                if name not in ("save", "load", "partial")
             },
             "load": options.load,
             "machine": device.describe(),
@@ -289,8 +295,9 @@ class Report:
             "data": self.data,
         }
         text = json.dumps(content, ensure_ascii=False, default=str)
-        (page.RESULTS / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
-        page.update()
+        (to / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
+        if folder is None:
+            page.update()
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -397,6 +404,9 @@ def parser(documentation: str | None, rounds: int | None = None) -> argparse.Arg
         "--quick", action="store_true", help="small and short: to see that it works, not for figures"
     )
     argument_parser.add_argument("--save", action="store_true", help="write benchmarks/results/<name>.json as well")
+    argument_parser.add_argument(
+        "--partial", type=Path, metavar="DIR", help="with --save: where to write what was measured before an interrupt"
+    )
     argument_parser.add_argument(
         "--patience", type=float,
         help="seconds a row to spend on waiting for other processes and on measuring again (default: 30, quick: 0)",

@@ -7,7 +7,8 @@ driver: slowly, and with sums of half-precision accumulators rounded in another 
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -85,64 +86,96 @@ def _scan_256n(values, starts, lengths, sums, HALF: tl.constexpr):  # type: igno
         tl.store(sums + start + position, accumulator, mask=position < length)
 
 
-def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
+class Segments:
+    """Segments of values, and all that the kernels need of their lengths.
+
+    Reading a length makes the host wait for the device, so whoever computes several times with the same lengths makes
+    this once.
+    """
+
+    def __init__(self, lengths: torch.Tensor) -> None:
+        """Compute starts and the longest segment.
+
+        Args:
+            lengths: number of elements of each segment, 64-bit integers on the device of the values.
+        """
+        self.lengths = lengths
+        self.starts = lengths.cumsum(0) - lengths
+        self.count = len(lengths)
+        self.longest = int(lengths.max()) if self.count else 0
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """The segments in parts of at most `PART` elements."""
+        lengths = self.lengths
+        per = (lengths + PART - 1) // PART
+        parts = torch.full((int(per.sum()),), PART, dtype=lengths.dtype, device=lengths.device)
+        ends, is_filled = per.cumsum(0), per > 0
+        parts[(ends - 1)[is_filled]] = (lengths - (per - 1) * PART)[is_filled]
+        return Parts(Segments(parts), Segments(per), parts.cumsum(0) - 1, (ends - per)[is_filled])
+
+
+class Parts(NamedTuple):
+    """Parts of segments, for the level of the grid."""
+
+    parts: Segments
+    per_segment: Segments
+    """As many elements as a segment has parts."""
+
+    last_elements: torch.Tensor
+    """Position of the last element of each part."""
+
+    first_parts: torch.Tensor
+    """Number of the first part of each segment that is not empty."""
+
+
+def reduce(name: str, values: torch.Tensor, lengths: torch.Tensor | Segments, half: bool = False) -> torch.Tensor:
     """Return the sum of each segment in single precision.
 
     Args:
         name: `reduction_16n`, `reduction_256n` or `reduction_grid`.
         values: values of all segments in half precision, one segment after the other.
-        lengths: number of elements of each segment, 64-bit integers on the same device.
+        lengths: number of elements of each segment, 64-bit integers on the same device; or what is known of them.
         half: whether accumulators have half precision.
     """
-    starts = lengths.cumsum(0) - lengths
-    count = len(lengths)
+    segments = lengths if isinstance(lengths, Segments) else Segments(lengths)
     if name == "reduction_grid":
-        parts, per = _parts(lengths)
-        sums = reduce("reduction_256n", values, parts, half)
-        return reduce("reduction_256n", sums.half(), per, half)
+        sums = reduce("reduction_256n", values, segments.parts.parts, half)
+        return reduce("reduction_256n", sums.half(), segments.parts.per_segment, half)
+    starts, count, longest = segments.starts, segments.count, segments.longest
     sums = torch.zeros(count, dtype=torch.float32, device=values.device)
     if not count:
         return sums
+    sizes = segments.lengths
     if name == "reduction_16n":
-        longest = int(lengths.max())
-        _reduce_16n[(triton.cdiv(count, 16),)](values, starts, lengths, sums, count, longest, HALF=half, num_warps=1)
+        _reduce_16n[(triton.cdiv(count, 16),)](values, starts, sizes, sums, count, longest, HALF=half, num_warps=1)
     else:
-        _reduce_256n[(count,)](values, starts, lengths, sums, HALF=half, num_warps=1)
+        _reduce_256n[(count,)](values, starts, sizes, sums, HALF=half, num_warps=1)
     return sums
 
 
-def scan(name: str, values: torch.Tensor, lengths: torch.Tensor, half: bool = False) -> torch.Tensor:
+def scan(name: str, values: torch.Tensor, lengths: torch.Tensor | Segments, half: bool = False) -> torch.Tensor:
     """Return the inclusive prefix sums of the segments by `scan_16n`, `scan_256n` or `scan_grid`; see `reduce`."""
-    starts = lengths.cumsum(0) - lengths
-    count = len(lengths)
+    segments = lengths if isinstance(lengths, Segments) else Segments(lengths)
     if name == "scan_grid":
-        parts, per = _parts(lengths)
-        sums = scan("scan_256n", values, parts, half)
-        if not len(parts):
+        parts = segments.parts
+        sums = scan("scan_256n", values, parts.parts, half)
+        if not parts.parts.count:
             return sums
-        totals = scan("scan_256n", sums[parts.cumsum(0) - 1].half(), per, half)
-        ends = per.cumsum(0)
+        totals = scan("scan_256n", sums[parts.last_elements].half(), parts.per_segment, half)
         earlier = torch.cat([totals.new_zeros(1), totals[:-1]])
-        earlier[(ends - per)[per > 0]] = 0
-        return sums + earlier.repeat_interleave(parts)
+        earlier[parts.first_parts] = 0
+        return sums + earlier.repeat_interleave(parts.parts.lengths, output_size=len(values))
+    starts, count, longest = segments.starts, segments.count, segments.longest
     sums = torch.zeros(len(values), dtype=torch.float16 if half else torch.float32, device=values.device)
     if not count:
         return sums
+    sizes = segments.lengths
     if name == "scan_16n":
-        longest = int(lengths.max())
-        _scan_16n[(triton.cdiv(count, 16),)](values, starts, lengths, sums, count, longest, HALF=half, num_warps=1)
+        _scan_16n[(triton.cdiv(count, 16),)](values, starts, sizes, sums, count, longest, HALF=half, num_warps=1)
     else:
-        _scan_256n[(count,)](values, starts, lengths, sums, HALF=half, num_warps=1)
+        _scan_256n[(count,)](values, starts, sizes, sums, HALF=half, num_warps=1)
     return sums
-
-
-def _parts(lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lengths of parts of at most `PART` elements, and the number of parts of each segment."""
-    per = (lengths + PART - 1) // PART
-    parts = torch.full((int(per.sum()),), PART, dtype=lengths.dtype, device=lengths.device)
-    last_parts = (per.cumsum(0) - 1)[per > 0]
-    parts[last_parts] = (lengths - (per - 1) * PART)[per > 0]
-    return parts, per
 
 
 FUNCTIONS: dict[str, Any] = {

@@ -275,6 +275,46 @@ def test_what_cannot_be_timed_is_refused_in_one_line(
     assert error.count("\n") == 1
 
 
+def test_transfers_of_a_device_are_timed_by_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import standin
+
+    from xsp.bench import devicemoves
+    from xsp.bench.inputs import NotTimeable
+
+    standin.install(tmp_path / "site", monkeypatch)
+    size, calls = 1 << 16, 10
+    moved = standin.LAUNCH_NS + size / standin.BYTES_PER_NS
+    waited = standin.ISSUE_NS + moved
+    expected = {
+        "device-copy": moved, "device-strided": moved, "device-write": moved,
+        "device-read": standin.LAUNCH_NS + 4 / standin.BYTES_PER_NS, "host-to-device-pinned": moved,
+        "device-to-host-pinned": moved, "both-ways-pinned": moved,
+        "host-to-device-pageable": waited - standin.LAUNCH_NS, "device-to-host-pageable": waited - standin.LAUNCH_NS,
+        "kernel-launch": standin.ISSUE_NS, "graph-launch": standin.ISSUE_NS,
+    }  # fmt: skip
+    for name, ns in expected.items():
+        prepared = devicemoves.prepare(name, size)
+        assert prepared.timed is not None
+        found = prepared.timed(calls) / calls
+        if "pageable" in name:  # the host issues the next one while the device works, and waits once
+            assert ns / 2 < found < waited, name
+        else:
+            assert found == pytest.approx(ns, rel=0.01), name
+    for name, said in (
+        ("zero-copy", "reads no memory of the host in place"), ("managed-demand", "has no managed memory"),
+        ("peer-copy", "there is only one device here"),
+    ):  # fmt: skip
+        with pytest.raises(NotTimeable, match=said):
+            devicemoves.prepare(name, size)
+    monkeypatch.setenv(standin.VARIABLE, '{"count": 2}')
+    prepared = devicemoves.prepare("peer-copy", size)
+    assert prepared.timed is not None
+    assert prepared.timed(1) == pytest.approx(waited, rel=0.01)
+    monkeypatch.setenv(standin.VARIABLE, '{"count": 0}')
+    with pytest.raises(NotTimeable, match="there is no device here"):
+        devicemoves.prepare("device-copy", size)
+
+
 def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:
     timings = Timings.open(tmp_path, HERE)
     found = links.plan_transfers(timings, TRANSFERS, None, (2,), (1,), tmp_path)

@@ -5,6 +5,7 @@ A device of your own runs here too: add it to `DEVICES`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from xsp import bench  # noqa: E402
 from xsp.bench import rounds  # noqa: E402
 from xsp.bench.environment import current_environment  # noqa: E402
 from xsp.bench.spec import CacheState, Spec, Status, Timing  # noqa: E402
-from xsp.device import devices  # noqa: E402
+from xsp.device import devices, energy  # noqa: E402
 from xsp.device.ceilings import Ceiling  # noqa: E402
-from xsp.device.contract import Device, Elapsed, Fault  # noqa: E402
+from xsp.device.contract import Accelerator, Device, Elapsed, Fault  # noqa: E402
 from xsp.errors import DeviceError, PluginError  # noqa: E402
 
 DEVICES = ["cpu", "standin:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
@@ -123,6 +124,43 @@ def test_its_memory_is_known_or_said_to_be_unknown(device: Device) -> None:
     needed = device.workspace_bytes(lambda: torch.mm(value, value))
     assert needed is None or needed >= 0
     assert all(isinstance(name, str) for name in device.kernels(lambda: torch.mm(value, value)))
+
+
+def test_what_is_issued_beside_has_been_done_when_what_follows_is(device: Device) -> None:
+    if not isinstance(device, Accelerator):
+        assert device.sharing_obstacle() == ""
+        return
+    values = tensors(device, 8, 8, 8)
+    try:
+        device.beside([lambda value=value: value.add_(1) for value in values])
+    except NotImplementedError:
+        return
+    total = sum(values[1:], values[0])
+    device.synchronize()
+    assert torch.equal(total.cpu(), torch.full((8, 8), 6.0))
+    assert device.waited(device.launch(), 3).ns > 0
+
+
+def test_memory_of_the_host_is_pinned_and_read_in_place_or_it_is_said_why_not(device: Device) -> None:
+    if device.is_host:
+        return
+    pinned = device.pinned(torch.ones(64))
+    assert torch.equal(pinned, torch.ones(64))
+    for ask in (lambda: device.seen(pinned), lambda: device.managed(1 << 20).tensor):
+        with contextlib.suppress(NotImplementedError):
+            assert str(ask().device) == device.torch_name
+    assert isinstance(device.sharing_obstacle(), str)
+    held = device.held_bytes()
+    assert held is None or held >= 0
+
+
+def test_its_energy_grows_or_it_has_no_counter(device: Device) -> None:
+    before = device.energy_joules()
+    (value,) = tensors(device, 64)
+    device.waited(lambda: torch.mm(value, value))
+    after = device.energy_joules()
+    assert (before is None) == (after is None)
+    assert before is None or (after or 0.0) >= before
 
 
 def test_an_error_of_a_block_is_none_of_the_device(device: Device) -> None:
@@ -227,6 +265,32 @@ def test_cold_caches_take_longer() -> None:
     buffer = device.eviction_buffer(device.rotated_bytes())
     cold = device.timed(lambda: value.add(1), [()] * 3, lambda: buffer.add_(1))
     assert cold.ns == 6 * (standin.LAUNCH_NS + 1)
+
+
+def test_the_energy_of_a_call_is_that_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, value = standin.StandIn(), torch.ones(250)
+    monkeypatch.setenv(standin.VARIABLE, json.dumps({"watts": 500}))
+    monkeypatch.setattr(energy, "LEAST_NS", 3_000_000)
+    monkeypatch.setattr(energy, "POLL_NS", 50_000)
+    call_ns = standin.ISSUE_NS + standin.LAUNCH_NS + 1
+    joules = energy.joules_per_call(device, lambda calls: device.waited(lambda: value.add(1), calls))
+    assert joules == pytest.approx(500 * call_ns / 1e9, rel=0.05)
+
+
+def test_a_device_without_a_counter_or_with_one_that_stands_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, value = standin.StandIn(), torch.ones(250)
+    monkeypatch.setattr(energy, "MOST_NS", 1_000_000)
+    calls: list[int] = []
+
+    def repeat(count: int) -> object:
+        calls.append(count)
+        return device.waited(lambda: value.add(1), min(count, 100))
+
+    assert energy.joules_per_call(device, repeat) is None
+    assert calls == []
+    monkeypatch.setenv(standin.VARIABLE, json.dumps({"watts": 0}))
+    assert energy.joules_per_call(device, repeat) is None
+    assert calls != []
 
 
 # --- faults -------------------------------------------------------------------------------------------------------

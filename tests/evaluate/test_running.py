@@ -284,6 +284,31 @@ def test_a_result_has_the_manifest_the_requests_and_the_outputs(board: Path) -> 
     assert results.find(asked.identity[:6], board / "store").name.endswith("-0002")
 
 
+def test_the_energy_of_an_input_is_that_of_the_device_while_it_serves(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch)
+    begun = time.monotonic()
+    monkeypatch.setattr(standin.StandIn, "energy_joules", lambda self: 100 * (time.monotonic() - begun))
+    monkeypatch.setattr(running, "LEAST_ENERGY_NS", 1_000)
+    scenario = {"kind": "batched", "batch": 2, "requests": 8}
+    model = {"name": "path", "source": "micro:path-3"}
+    asked = reading.of_plain({"model": model, "hardware": {"gpu": "any"}, "scenario": scenario}).manifest
+    facts, given = replace(FACTS, gpus=(standin.PRODUCT,)), Options(store=board / "store", trusted=True)
+
+    def measured() -> Any:
+        (part,) = results.read(running.evaluate(asked, board, given, facts, show_nothing)).content["parts"]
+        return part
+
+    part = measured()
+    assert 0 < part["joules_per_input"] < 100 * (time.monotonic() - begun) / 16
+    monkeypatch.setattr(running, "LEAST_ENERGY_NS", 1 << 62)
+    assert "joules_per_input" not in measured(), "the counter is updated too seldom for so short a time"
+
+
 def test_times_that_a_simulator_says_are_the_latencies(board: Path) -> None:
     found = evaluated(manifest(scenario={"kind": "constant", "rate": 2000, "requests": 20}), board)
     part = found.parts[0]

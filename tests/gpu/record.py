@@ -124,13 +124,16 @@ def main(out: Path) -> int:
 
     for folder in ("runs", "records", "kineto"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    for name, make in small.STEPS.items():
-        for source in SOURCES:
-            attempt(f"{name}-{source}", lambda n=name, m=make, s=source: run(m(), s, out / "runs" / f"{n}-{s}"))
-        attempt(f"{name} records", lambda n=name, m=make: records(m(), out / "records" / f"{n}.json"))
-        attempt(f"{name} kineto", lambda n=name, m=make: kineto(m(), out / "kineto" / f"{n}.json.gz"))
-        torch._dynamo.reset()
-    attempt("ncu", lambda: counters(out / "ncu.csv"))
+    try:
+        for name, make in small.STEPS.items():
+            for source in SOURCES:
+                attempt(f"{name}-{source}", lambda n=name, m=make, s=source: run(m(), s, out / "runs" / f"{n}-{s}"))
+            attempt(f"{name} records", lambda n=name, m=make: records(m(), out / "records" / f"{n}.json"))
+            attempt(f"{name} kineto", lambda n=name, m=make: kineto(m(), out / "kineto" / f"{n}.json.gz"))
+            torch._dynamo.reset()
+        attempt("ncu", lambda: counters(out / "ncu.csv"))
+    except KeyboardInterrupt:
+        failures["the rest"] = "cut off"
     (out / "failures.json").write_text(json.dumps(failures, indent=1), encoding="utf-8")
     for path in (path for path in out.rglob("*") if path.suffix in (".json", ".csv", ".txt")):
         path.write_text(scrubbed(path.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xsp import cli, terminal
-from xsp.errors import ShareError, UsageError
+from xsp.errors import DeviceError, ShareError, UsageError
 from xsp.share import loadworker, measuring, savings
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
 from xsp.share.measuring import COLD, WARM, Measurement, ProcessMemory, WayTimes
@@ -201,12 +201,56 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
             measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], concurrent=0)
 
 
-@pytest.mark.slow
-def test_the_benchmark_of_devices_measures_on_the_host(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
-    import gpu_share
+# --- onto a device --------------------------------------------------------------------------------------------------
 
-    found = gpu_share.measure("torchvision:shufflenet_v2_x0_5", tmp_path, 2, device="cpu")
-    assert [len(found[way]) for way in (MMAP, ATTACH)] == [2, 2]
-    assert all(0 < each["load"] < each["both"] for way in (MMAP, ATTACH) for each in found[way])
-    assert found["copies"] == 0  # of devices there is none
+
+@pytest.mark.slow
+def test_all_ways_load_onto_a_device_and_some_processes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    import gpu_share
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch, held_bytes=0)
+    (tmp_path / "tied.py").write_text(_TIED)
+    model = f"{tmp_path}/tied.py:build"
+    found = measuring.measure(model, turns=3, states=[WARM], concurrent=2, device="standin:0")
+    assert (found.device, found.device_name, found.concurrent) == ("standin:0", standin.PRODUCT, 2)
+    assert {key: len(times.call_ns) for key, times in found.together.items()} == {
+        (way, count): count for way in WAYS for count in (1, 2)
+    }
+    least = 3 * standin.ISSUE_NS + standin.LAUNCH_NS
+    assert all(min(times.call_ns) >= least for times in (*found.times.values(), *found.together.values()))
+    assert found.memory[ATTACH] == ProcessMemory(0, 0.0, 0)
+    text = terminal.page(savings.document(found))
+    for said in (f"onto standin:0 ({standin.PRODUCT})", "load at once", "2 processes", "standin:0: tensors"):
+        assert said in text, said
+    plain = savings.as_json(found)
+    assert (plain["device"], len(plain["together"])) == ("standin:0", 6)
+    assert gpu_share.row("tied", found)[-2:] == ["0.00", "met"]
+    monkeypatch.setattr(measuring, "measure", lambda *_, **__: found)
+    gpu_share.main(["--device", "standin:0", "--models", model, "--rounds", "3", "--processes", "2", "--minutes", "9"])
+    assert "| build |" in capsys.readouterr().out
+
+
+def test_a_device_that_cannot_be_loaded_onto_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch)
+    with pytest.raises(DeviceError, match="there is no device standin:4 here"):
+        measuring.measure("torchvision:resnet18", device="standin:4")
+    monkeypatch.setenv(standin.VARIABLE, json.dumps({"sharing_obstacle": "standin:0: its memory is its own"}))
+    with pytest.raises(ShareError, match="standin:0: its memory is its own"):
+        measuring.measure("torchvision:resnet18", device="standin:0")
+    (tmp_path / "tied.py").write_text(_TIED)
+    monkeypatch.setenv(standin.VARIABLE, json.dumps({"obstacle": "standin:0 is busy: choose another --device"}))
+    with pytest.raises(ShareError, match="standin:0 is busy"):
+        measuring.measure(f"{tmp_path}/tied.py:build", turns=3, device="standin:0")
+    assert cli.main(["share", "measure", "x.safetensors", "--processes", "1"]) == 2
+    assert "--processes: 2 or more" in capsys.readouterr().err

@@ -3,7 +3,8 @@
 Each operator takes the host `ISSUE_NS`. The device takes `LAUNCH_NS` and a nanosecond for each `BYTES_PER_NS` of its
 results, after all that was issued before in the same stream; the first operator after an overwritten cache takes twice
 as long. A value that is read waits for the device. `XSP_STANDIN` holds, as JSON, how many devices there are, an
-obstacle, and faults by operator: `memory`, `lost`, `hang`, and `gone`, after which no process finds the device.
+obstacle, the watts that it draws, and faults by operator: `memory`, `lost`, `hang`, and `gone`, after which no process
+finds the device.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from xsp.graph.recorder import flat_tensors
 VARIABLE = "XSP_STANDIN"
 ISSUE_NS, LAUNCH_NS, BYTES_PER_NS = 5_000, 2_000, 1_000
 CACHE_BYTES = 1 << 20
+COUNTER_NS = 100_000
+"""Time of the host between two updates of the energy counter."""
 PRODUCT = "Stand-in 1"
 READS = ("aten::_local_scalar_dense", "aten::nonzero")
 
@@ -81,6 +84,14 @@ class StandIn(Accelerator):
             yield
         finally:
             self._stream = before
+
+    def beside(self, functions: Sequence[Callable[[], object]]) -> None:
+        begin = self.mark()
+        for number, function in enumerate(functions, 1):
+            self._streams[number] = max(begin, self._streams.get(number, 0.0))
+            with self.stream(number):
+                function()
+        self._streams[self._stream] = max(self._streams.values())
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -162,6 +173,13 @@ class StandIn(Accelerator):
         if fault == "hang":
             time.sleep(600)
 
+    def launch(self) -> Callable[[], object]:
+        def launched() -> None:
+            self._host += ISSUE_NS
+            self._work(LAUNCH_NS)
+
+        return launched
+
     # --- memory, faults, identity ---------------------------------------------------------------------------
 
     def free_bytes(self) -> int | None:
@@ -169,6 +187,20 @@ class StandIn(Accelerator):
 
     def workspace_bytes(self, function: Callable[[], object]) -> int | None:
         return 512
+
+    def pinned(self, tensor: Any) -> Any:
+        return tensor.clone()
+
+    def held_bytes(self) -> int | None:
+        return int(settings().get("held_bytes", 0))
+
+    def sharing_obstacle(self) -> str:
+        return str(settings().get("sharing_obstacle", ""))  # its memory is the host's
+
+    def energy_joules(self) -> float | None:
+        watts = settings().get("watts")
+        updates = self._host // COUNTER_NS
+        return None if watts is None else watts * updates * COUNTER_NS / 1e9
 
     def kernels(self, function: Callable[[], object]) -> tuple[str, ...]:
         names: list[str] = []

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from xsp.errors import UsageError
-from xsp.trials import calls, child, folding, outputs
+from xsp.trials import calls, capture, child, folding, outputs
 from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdpa
+from xsp.trials.capture import Capture, PinMemory
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
 from xsp.trials.training import Foreach, FusedOptimizer, Workers
@@ -378,3 +379,85 @@ def test_autocast_around_a_model_is_left_out() -> None:
     tried(trial, torch.nn.Linear(4, 4), torch.rand(2, 4))
     assert not trial.applied
     assert "float32 already" in next(iter(trial.reasons))
+
+
+# --- captured calls, and copies without waiting ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the module of the stand-in: what torch has on the processor is then on it."""
+    standin = pytest.importorskip("standin")
+    standin.install(tmp_path / "site", monkeypatch)
+    return standin
+
+
+def test_captured_calls_are_replayed_for_arguments_of_the_same_form(device: Any) -> None:
+    module, trial = network(), Capture()
+    with torch.no_grad():
+        wanted = [module(images) for images in (IMAGES, IMAGES + 1, IMAGES[:1])]
+        first = tried(trial, module, IMAGES)
+        assert list(trial.applied) == ["Sequential: captured, and replayed in calls whose arguments have the same form"]
+        found = [module(IMAGES), module(IMAGES + 1), module(IMAGES[:1])]
+        assert torch.equal(first, found[0])
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+        assert len(module.forward._calls) == 2
+    assert module(IMAGES).requires_grad, "with gradients the module computes as before"
+
+
+def test_what_cannot_be_captured_stays_as_it_is_and_says_why(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writes(torch.nn.Linear):
+        def forward(self, x: Any, kept: Any = None) -> Any:
+            return (super().forward(x), object()) if kept is None else super().forward(x)
+
+    line = torch.rand(2, 3)
+    for module, args, said in (
+        (network(), (IMAGES,), "it records gradients"),
+        (network().train(), (IMAGES,), "it is in training mode"),
+        (Writes(3, 3).eval(), (line, object()), "an argument is object"),
+        (Writes(3, 3).eval(), (line,), "its result has a object"),
+    ):
+        trial = Capture()
+        with torch.set_grad_enabled("gradients" in said):
+            tried(trial, module, *args)
+        assert said in next(iter(trial.reasons))
+        assert not trial.applied
+    monkeypatch.setenv(device.VARIABLE, json.dumps({"faults": {"capture": "no"}}))
+    trial = Capture()
+    with torch.no_grad():
+        tried(trial, network(), IMAGES)
+    assert next(iter(trial.reasons)) == "Sequential: the step cannot be captured (it reads a value)"
+
+
+def test_without_a_device_nothing_is_captured_or_pinned() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    trial, pinning = Capture(), PinMemory()
+    with torch.no_grad():
+        tried(trial, network(), IMAGES)
+    pinning.start()
+    assert next(iter(trial.reasons)) == "Sequential: its parameters are on cpu, which has no capture and replay"
+    assert next(iter(pinning.reasons)) == "there is no GPU to copy to"
+
+
+def test_data_loaders_pin_what_they_load(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = torch.utils.data.DataLoader
+    for name in ("to", "cuda"):
+        monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
+    monkeypatch.setattr(loader, "__init__", loader.__init__)
+    trial = PinMemory()
+    trial.start()
+    assert next(iter(trial.reasons)) == "no data loader without pinned memory was made"
+    loader([1], pin_memory=True)
+    assert not trial.applied
+    assert loader([torch.ones(2)], batch_size=1).pin_memory
+    assert list(trial.applied) == ["a data loader with pinned memory, and copies for which the host does not wait"]
+    assert not trial.reasons
+    asked: list[Any] = []
+    copied = capture._without_waiting(lambda tensor, *args, **kwargs: asked.append(kwargs))
+    for pinned in (True, False):
+        tensor = torch.ones(1)
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self, pinned=pinned: pinned)
+        copied(tensor, "meta")
+        copied(tensor, "meta", non_blocking=False)
+    assert asked == [{"non_blocking": True}, {"non_blocking": False}, {}, {"non_blocking": False}]

@@ -72,6 +72,8 @@ class Piece(NamedTuple):
     """Whether all of the time would be saved: the gain is an expectation and not a bound."""
 
     gain_known: bool = True
+    trial: str | None = None
+    """Name of the trial that applies the change from outside, see `xsp.trials.trial`."""
 
     def advice(self, step: Step, main: Iterations) -> Advice:
         """Return the piece as advice, its gain bounded by what the other side leaves."""
@@ -94,6 +96,7 @@ class Piece(NamedTuple):
             why,
             self.do,
             self.changes_numbers,
+            self.trial,
             side=self.of,
             general=self.general,
             gain_known=self.gain_known,
@@ -219,7 +222,23 @@ def _for_idle(
         what = f"the device is idle {ms_text(ms)} of {subject} because {_REASONS[cause]}: {observation}"
         is_general = cause == names.HOST_LATE and do.startswith("fewer launches")
         of = "host" if cause in (names.HOST_LATE, names.HOST_DATA, names.DRAINED) else "device"
-        yield Piece("device-idle", what, do, ms, of, _gaps(answers, old_cause), general=is_general)
+        trial = _capture_trial(answers.trace, features) if is_general else None
+        yield Piece("device-idle", what, do, ms, of, _gaps(answers, old_cause), general=is_general, trial=trial)
+
+
+def _capture_trial(trace: Trace, features: Features) -> str | None:
+    """Return the trial that captures what a program launches; None where it does so already."""
+    if features.has_graphs:
+        return None
+    if is_training(trace):
+        return None if features.is_compiled else "compile=reduce-overhead"
+    return "capture"
+
+
+def is_training(trace: Trace) -> bool:
+    """Return whether steps of this kind train, according to the run."""
+    kind = next((step_kind for step_kind in trace.run.kinds if step_kind.kind == trace.kind), None)
+    return kind is not None and bool(kind.get("training"))
 
 
 LEAST_WAIT_SHARE = 0.2
@@ -239,7 +258,8 @@ def _for_waits(answers: Answers, ms: float, iterations: int, subject: str) -> It
             observation, do = waits.words(wait, iterations)
             share_ms = ms * wait.ms / total_ms
             what = f"the device is idle {ms_text(share_ms)} of {subject} because {_REASONS[names.DRAINED]}: "
-            yield Piece("device-idle", what + observation, do, share_ms, "host", wait.places)
+            trial = "pin_memory" if wait.cause == "inputs" else None
+            yield Piece("device-idle", what + observation, do, share_ms, "host", wait.places, trial=trial)
 
 
 _REASONS = {
@@ -259,7 +279,9 @@ def _for_exposed(answers: Answers, account: Account, name: str, device: Side) ->
     )
     if suggestion is not None:
         observation, do = suggestion
-        yield Piece(f"device-{kind}", f"{name}, {ms_text(ms)}: {observation}", do, ms, "device", _work(answers, kind))
+        trial = "pin_memory" if do.startswith("pin_memory") else None
+        what = f"{name}, {ms_text(ms)}: {observation}"
+        yield Piece(f"device-{kind}", what, do, ms, "device", _work(answers, kind), trial=trial)
 
 
 def _gaps(answers: Answers, cause: str) -> tuple[Place, ...]:

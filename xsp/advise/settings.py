@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
+from xsp.advise.device import is_training
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import Kind, Level
@@ -30,7 +31,7 @@ def gradients(context: AdviceContext) -> Iterator[Advice]:
     all_calls = list(calls.walk(context))
     if any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward" for call in all_calls):
         return
-    if _is_training(context):
+    if is_training(context.required_trace):
         return
     recorded_ops, numbers = [], set()
     for call in all_calls:
@@ -70,7 +71,7 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     all_calls = list(calls.walk(context))
-    if _is_training(context) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
+    if is_training(context.required_trace) or any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) for call in all_calls):
         return
     candidates = ((call, TRAINING_ARGUMENTS.get(call.name)) for call in all_calls)
     training_calls = [
@@ -97,13 +98,6 @@ def training_mode(context: AdviceContext) -> Iterator[Advice]:
         "results are those of evaluation mode",
         gain_known=bool(dropouts),
     )
-
-
-def _is_training(context: AdviceContext) -> bool:
-    """Return whether steps of this kind train, according to the run."""
-    trace = context.required_trace
-    kind = next((step_kind for step_kind in trace.run.kinds if step_kind.kind == trace.kind), None)
-    return kind is not None and bool(kind.get("training"))
 
 
 @question("oversubscription", "Are there more threads than cores?", number="Q2")

@@ -314,6 +314,9 @@ def _on_device(seat: _Seat, mean: float) -> dict[str, Any]:
     prepared, device = seat.prepared, seat.device
     facts: dict[str, Any] = {"device_ns": mean, "host_ns": statistics.median(seat.issues)}
     if prepared.timed is not None:
+        if prepared.joules is not None:
+            with contextlib.suppress(Exception), torch.inference_mode():
+                facts["joules"] = prepared.joules()
         return facts
     with contextlib.suppress(Exception), torch.inference_mode(), prepared.context():
         buffer = device.eviction_buffer(device.rotated_bytes()) if prepared.flush is None else prepared.flush

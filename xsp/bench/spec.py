@@ -172,6 +172,9 @@ class Timing:
     workspace_bytes: int | None = None
     """Memory beside inputs and outputs that a run holds at most, if the device knows it."""
 
+    joules: float | None = None
+    """Energy that the device uses per run while runs follow each other, of whole steps and with a counter."""
+
     @property
     def is_timed(self) -> bool:
         """Whether the figures may enter a total."""

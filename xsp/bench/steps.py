@@ -22,7 +22,7 @@ from xsp.graph.node import Call, Graph
 
 if TYPE_CHECKING:
     from xsp.bench.torchcalls import Prepared
-    from xsp.device.contract import Device
+    from xsp.device.contract import Device, Elapsed
 
 STEPS = "steps"
 """Name of the runtime."""
@@ -83,7 +83,6 @@ class Steps:
         """
         from xsp import models
         from xsp.bench.inputs import NotTimeable
-        from xsp.bench.torchcalls import self_timed
 
         arguments = dict(spec.block.calls[0].arguments)
         if not arguments.get("model"):
@@ -97,9 +96,25 @@ class Steps:
         if settings.train:
             step = with_gradients(step)
         if spec.op == WAITED:
-            return self_timed(lambda calls: device.waited(step, calls), MOST_STEPS)
+
+            def waited(calls: int) -> Elapsed:
+                return device.waited(step, calls)
+
+            return _measured(device, waited, waited)
         try:
             replay = device.capture(step)
         except NotImplementedError as error:
             raise NotTimeable(str(error)) from error
-        return self_timed(lambda calls: device.timed(replay, [()] * calls), MOST_STEPS)
+        return _measured(
+            device,
+            lambda calls: device.timed(replay, [()] * calls),
+            lambda calls: device.waited(lambda: [replay() for _ in range(calls)]),  # without the spin of `timed`
+        )
+
+
+def _measured(device: Device, timed: Callable[[int], Elapsed], repeat: Callable[[int], object]) -> Prepared:
+    """Return steps that are timed by `timed`, and whose energy is that of `repeat`."""
+    from xsp.bench.torchcalls import self_timed
+    from xsp.device import energy
+
+    return self_timed(timed, MOST_STEPS, lambda: energy.joules_per_call(device, repeat))

@@ -20,7 +20,7 @@ MOST_REASONS = 5
 FIGURES = (
     "key", "op", "variant", "state", "threads", "runtime", "status", "reason", "samples", "trimmed_ns", "low_ns",
     "high_ns", "least_ns", "host_ns", "device_ns", "error_max", "canary_ratio", "taken_ns", "cold_ns",
-    "workspace_bytes", "kernels",
+    "workspace_bytes", "kernels", "joules",
 )  # fmt: skip
 
 Pairs = Sequence[tuple[Spec, int]]

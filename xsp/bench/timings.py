@@ -38,11 +38,11 @@ VERSION = 1
 _TYPES = {
     "threads": "INTEGER", "samples": "INTEGER", "taken_ns": "BIGINT", "workspace_bytes": "BIGINT",
     **dict.fromkeys(
-        "trimmed_ns low_ns high_ns least_ns host_ns device_ns error_max canary_ratio cold_ns".split(), "DOUBLE"
+        "trimmed_ns low_ns high_ns least_ns host_ns device_ns error_max canary_ratio cold_ns joules".split(), "DOUBLE"
     ),
 }  # fmt: skip
 
-_LATER = ("cold_ns", "workspace_bytes")
+_LATER = ("cold_ns", "workspace_bytes", "joules")
 """Columns that files of an earlier version lack; the seal of their rows is of the others."""
 
 COLUMNS = (

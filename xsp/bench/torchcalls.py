@@ -56,6 +56,9 @@ class Prepared:
     most_calls: int | None = None
     """Most calls per batch of work that times itself."""
 
+    joules: Callable[[], float | None] | None = None
+    """Function that returns the energy of a call, of work that times itself."""
+
     _turn: Iterator[tuple[Any, ...]] = field(init=False)
     _calls: int = 0
 
@@ -91,9 +94,13 @@ class Prepared:
         return None if self.flush is None else self.chill
 
 
-def self_timed(timed: Callable[[int], int | Elapsed], most_calls: int | None = None) -> Prepared:
+def self_timed(
+    timed: Callable[[int], int | Elapsed],
+    most_calls: int | None = None,
+    joules: Callable[[], float | None] | None = None,
+) -> Prepared:
     """Return work that times itself, ready to be timed: `timed` returns the nanoseconds of a number of calls."""
-    return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls)
+    return Prepared(lambda: None, [()], timed=timed, most_calls=most_calls, joules=joules)
 
 
 class Torch:

@@ -224,6 +224,15 @@ class Bound:
         return f"{waits}; capture it{how}: up to {times:.2f} times as fast"
 
     @property
+    def energy_text(self) -> str:
+        """What an accelerator uses per step, and captured; empty without a counter of energy."""
+        joules, captured = self.settings.get("joules"), self.settings.get("replayed_joules")
+        if joules is None:
+            return ""
+        less = "" if captured is None else f"; captured {captured:.3g} J"
+        return f"energy: {joules:.3g} J a step that is waited for, {self.settings['watts']:.0f} W{less}"
+
+    @property
     def scope(self) -> str:
         """What the figures above the fused ceiling are about: single calls, and the kernels that the timings are of."""
         return SCOPES.get(str(self.settings.get("runtime")), "call by call")

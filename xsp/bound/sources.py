@@ -417,6 +417,10 @@ def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
             parts.absent[Rung.ISSUED.value] = waited.reason or waited.status.value
         return
     parts.settings["issue_ns"] = waited.host_ns
+    if waited.joules is not None and waited.trimmed_ns:
+        parts.settings |= {"joules": waited.joules, "watts": 1e9 * waited.joules / waited.trimmed_ns}
+    if replayed is not None and replayed.joules is not None:
+        parts.settings["replayed_joules"] = replayed.joules
     below = next(
         (total for rung in (Rung.REPLAYED, Rung.AS_RUN) if (total := parts.rungs[rung.value]).sequential is not None),
         None,

@@ -9,6 +9,9 @@
 | can a function be captured once and replayed without the host | `capture` |
 | how much memory is free, and how much may a block take | `free_bytes`, `begin`, `workspace_bytes` |
 | what does an error of torch mean | `fault` |
+| what do transfers use: memory read in place, streams, launches | `pinned`, `seen`, `managed`, `beside`, `launch` |
+| can processes share weights on it, and what does this one hold there | `sharing_obstacle`, `shared`, `held_bytes` |
+| how much energy has it used | `energy_joules` |
 | what can it do at most | `ceiling` |
 | which device is it, so that only comparable timings are compared | `identity`, `circumstances` |
 
@@ -23,16 +26,20 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xsp.device import ceilings
 from xsp.device.ceilings import Ceiling
 from xsp.errors import AnalysisError
 
 LEAST_ROTATED_BYTES = 16 << 20
+
+SHARED_ON = "memory is shared on the host and on NVIDIA's devices: cpu, cuda:0"
+"""Where `xsp share` can keep weights."""
 
 Arguments = Sequence[tuple[Any, ...]]
 """The arguments of consecutive calls of a function."""
@@ -49,6 +56,19 @@ class Elapsed(NamedTuple):
 
     waits: bool = False
     """Whether the device had to wait for the host in between, so that `ns` contains time in which it was idle."""
+
+
+class Managed(Protocol):
+    """Memory that the host and a device address alike, and whose pages move to the one that uses them."""
+
+    tensor: Any
+    """The memory as a tensor of the device, of float32."""
+
+    def to_host(self) -> None:
+        """Write all pages from the host, so that they are there."""
+
+    def prefetch(self) -> None:
+        """Issue the transfer of all pages to the device."""
 
 
 class Fault(enum.Enum):
@@ -110,6 +130,12 @@ class Device(ABC):
     def obstacle(self) -> str | None:
         """Return why the device cannot be used now, and what to do: it is busy, its driver is too old; else None."""
         return None
+
+    def initialise(self) -> None:
+        """Have torch initialise the device: tools that observe it see nothing before."""
+        import torch
+
+        torch.zeros(1, device=self.torch_name)
 
     @property
     @abstractmethod
@@ -219,7 +245,47 @@ class Device(ABC):
         """Return what an error means, None if it is the block's own: a shape or a type that it does not take."""
         return None
 
+    def pinned(self, tensor: Any) -> Any:
+        """Return a copy of a host's tensor in memory from which the device transfers while the host goes on."""
+        return tensor.pin_memory()
+
+    def seen(self, pinned: Any) -> Any:
+        """Return pinned memory as a tensor of the device, which reads it in place.
+
+        Raises:
+            NotImplementedError: the device cannot; the message is the reason.
+        """
+        raise NotImplementedError(f"{self.name} reads no memory of the host in place")
+
+    def managed(self, size: int) -> Managed:
+        """Return so many bytes of managed memory.
+
+        Raises:
+            NotImplementedError: the device has none, or it cannot be allocated; the message is the reason.
+        """
+        raise NotImplementedError(f"{self.name} has no managed memory")
+
+    def held_bytes(self) -> int | None:
+        """Return the bytes that tensors of this process hold on the device; None if unknown."""
+        return None
+
+    def sharing_obstacle(self) -> str:
+        """Return why `xsp share` cannot keep weights on it for several processes; empty if it can."""
+        return f"{self.id}: {SHARED_ON}"
+
+    def shared(self, memory: Any) -> Any:
+        """Return memory of another process, opened in this one, as a tensor of bytes, which keeps it open.
+
+        Args:
+            memory: has `__cuda_array_interface__`.
+        """
+        raise NotImplementedError(self.sharing_obstacle())
+
     # --- what it is -----------------------------------------------------------------------------------------
+
+    def energy_joules(self) -> float | None:
+        """Return what the device has used since some moment in the past; None without a counter."""
+        return None
 
     def ceiling(self, may_measure: bool = False, again: bool = False) -> Ceiling | str:
         """Return what the device can do at most: as measured here, else as quoted; a reason if unknown.
@@ -278,6 +344,18 @@ class Accelerator(Device):
     @abstractmethod
     def between_ns(self, first: Any, second: Any) -> float:
         """Return the nanoseconds that the device took from one mark to another; both have been reached."""
+
+    def beside(self, functions: Sequence[Callable[[], object]]) -> None:
+        """Issue each function to a stream of its own; they follow what was issued, and what is issued next follows all.
+
+        Raises:
+            NotImplementedError: the device has one stream.
+        """
+        raise NotImplementedError(f"{self.name} has one stream")
+
+    def launch(self) -> Callable[[], object]:
+        """Return a function that launches a kernel which does almost nothing."""
+        return functools.partial(self.spin, 1)
 
     def timed(
         self, function: Callable[..., Any], arguments: Arguments, before: Callable[[], object] | None = None

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from xsp import cached
 from xsp.device import machine, processor
-from xsp.device.contract import Accelerator, Fault
+from xsp.device.contract import Accelerator, Fault, Managed
 from xsp.errors import first_sentence
 
 LEAST_FREE_SHARE = 0.1
@@ -51,6 +53,8 @@ class Cuda(Accelerator):
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
         self._cycles_per_ns = 0.0
+        self._streams: list[Any] = []
+        self._counter: Callable[[], float] | None = None
 
     @classmethod
     def count(cls) -> int:
@@ -76,6 +80,12 @@ class Cuda(Accelerator):
         except Exception as error:
             return first_sentence(error)
         return ""
+
+    def initialise(self) -> None:
+        """Have torch make its list of GPUs, without a context on any."""
+        import torch
+
+        torch.cuda.init()
 
     def obstacle(self) -> str | None:
         """Return why the GPU cannot be used now: another process has it, or most of its memory."""
@@ -148,6 +158,27 @@ class Cuda(Accelerator):
         """Return the time between two events; their resolution is half a microsecond."""
         return float(first.elapsed_time(second)) * 1e6
 
+    def beside(self, functions: Sequence[Callable[[], object]]) -> None:
+        """Issue each function to a stream of torch's."""
+        import torch
+
+        current = torch.cuda.current_stream(self.index)
+        self._streams += [torch.cuda.Stream(self.index) for _ in functions[len(self._streams) :]]
+        used = self._streams[: len(functions)]
+        for stream in used:
+            stream.wait_stream(current)
+        for function, stream in zip(functions, used, strict=True):
+            with torch.cuda.stream(stream):
+                function()
+        for stream in used:
+            current.wait_stream(stream)
+
+    def launch(self) -> Callable[[], object]:
+        """Return the launch of a kernel that counts one cycle."""
+        import torch
+
+        return functools.partial(torch.cuda._sleep, 1)
+
     def caches(self) -> list[tuple[int, int]]:
         """Return the L2 cache."""
         import torch
@@ -208,6 +239,39 @@ class Cuda(Accelerator):
             return tuple(entry.name for entry in sorted(on_device, key=lambda entry: entry.time_range.start))
         return ()
 
+    def seen(self, pinned: Any) -> Any:
+        """Return pinned memory at its own address."""
+        import torch
+
+        from xsp.device.cudamemory import Pinned
+
+        return torch.as_tensor(Pinned(pinned), device=self.torch_name)
+
+    def managed(self, size: int) -> Managed:
+        """Return memory of `cudaMallocManaged`."""
+        from xsp.device.cudamemory import ManagedMemory
+
+        return ManagedMemory(size, self.index)
+
+    def held_bytes(self) -> int | None:
+        """Return what torch's allocator has handed out."""
+        import torch
+
+        return int(torch.cuda.memory_allocated(self.index))
+
+    def sharing_obstacle(self) -> str:
+        """Return whether torch knows CUDA; whether the driver shares memory shows when it is opened."""
+        import torch
+
+        return "" if torch.version.cuda else f"{self.id}: this PyTorch ({torch.__version__}) is built without CUDA"
+
+    def shared(self, memory: Any) -> Any:
+        """Return memory that CUDA IPC has opened."""
+        import torch
+
+        torch.cuda.init()
+        return torch.as_tensor(memory, device=self.torch_name)
+
     def fault(self, error: BaseException) -> Fault | None:
         """Return what an error of torch means; after one of CUDA itself, the context cannot be used any more."""
         if _MEMORY.search(str(error)):
@@ -215,6 +279,23 @@ class Cuda(Accelerator):
         return Fault.LOST if _LOST.search(str(error)) else None
 
     # --- what it is -----------------------------------------------------------------------------------------
+
+    def energy_joules(self) -> float | None:
+        """Return NVML's counter since the driver was loaded; None without `nvidia-ml-py`, or such a counter."""
+        with contextlib.suppress(Exception):  # NVML's errors are of a package that may be missing
+            if self._counter is None:
+                self._counter = self._energy_counter()
+            return self._counter()
+        return None
+
+    def _energy_counter(self) -> Callable[[], float]:
+        import torch
+
+        pynvml: Any = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(self.index).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
     def identity(self) -> dict[str, Any]:
         """Return product, driver, libraries, limits of power and clocks, and the processor that issues the calls."""
@@ -264,6 +345,18 @@ class Hip(Cuda):
 
     kind = "hip"
     convolution_precision = None
+
+    def sharing_obstacle(self) -> str:
+        """Return that `xsp share` knows NVIDIA's driver only."""
+        return Accelerator.sharing_obstacle(self)
+
+    def managed(self, size: int) -> Managed:
+        """Raise: the runtime that is called is NVIDIA's."""
+        return Accelerator.managed(self, size)
+
+    def energy_joules(self) -> float | None:
+        """Return None: NVML is NVIDIA's."""
+        return None
 
 
 def software() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xsp import plugins
 from xsp.device.contract import Device
 from xsp.device.processor import Processor
@@ -60,6 +62,30 @@ def present() -> list[Device]:
 def accelerators() -> list[Device]:
     """Return the devices of this machine beside the processor."""
     return [device for device in present() if not device.is_host]
+
+
+def of_tensor(device: Any) -> Device | None:
+    """Return the device of this machine on which torch has a tensor; None if xsp does not know it.
+
+    Args:
+        device: a `torch.device`, or its name; without a number the current one's first.
+    """
+    name = str(device)
+    here = accelerators()
+    found = next((each for each in here if name in (each.torch_name, each.torch_type)), None)
+    return found or (Processor() if name == Processor.kind else None)
+
+
+def named_by_torch(torch_type: str, index: int = 0) -> list[Device]:
+    """Return the devices that torch calls so, present or not; kinds that cannot be loaded are left out."""
+    found: list[Device] = []
+    for kind in kinds():
+        try:
+            device = Processor() if kind == Processor.kind else _class(kind)(index)
+        except PluginError:
+            continue
+        found += [device] if device.torch_type == torch_type else []
+    return found
 
 
 def captured_by(kind: str) -> str:

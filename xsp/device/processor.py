@@ -62,6 +62,13 @@ class Processor(Device):
         """`cpu`."""
         return self.kind
 
+    def initialise(self) -> None:
+        """Return at once: it is there."""
+
+    def sharing_obstacle(self) -> str:
+        """Return an empty text: memory of the host is what `xsp share` begins with."""
+        return ""
+
     def synchronize(self) -> None:
         """Return at once: what was called has been done."""
 

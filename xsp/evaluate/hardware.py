@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from xsp.device import devices
+from xsp.device.contract import Device
+from xsp.device.processor import Processor
 from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Hardware
 
@@ -34,15 +36,20 @@ def processor_note(hardware: Hardware) -> list[str]:
 
 
 def torch_name(hardware: Hardware) -> str:
-    """Return what torch calls the device of a manifest: the first that it allows.
+    """Return what torch calls the device of a manifest; errors as in `device_of`."""
+    return device_of(hardware).torch_name
+
+
+def device_of(hardware: Hardware) -> Device:
+    """Return the device of a manifest: the first that it allows.
 
     Raises:
         ManifestError: there is none.
     """
     if not asks_for_device(hardware):
-        return "cpu"
+        return Processor()
     is_any = hardware.gpu.lower() == "any"
     for device in devices.accelerators():
         if is_any or matches(hardware.gpu, device.name):
-            return device.torch_name
+            return device
     raise ManifestError(f"hardware.gpu: {hardware.gpu!r} is required, here are {', '.join(accelerators()) or 'none'}")

@@ -108,6 +108,7 @@ class _Part(_Form):
     inputs_per_s: float | None
     utilisation: float | None = None
     processor_ms: float | None = None
+    joules_per_input: float | None = None
     intervals_ms: dict[Text, list[float | None]] = {}
     rate_low: float | None = None
     rate_high: float | None = None

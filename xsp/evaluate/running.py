@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError, first_line
 from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
+from xsp.evaluate import hardware as requested
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.generation import measuring as generation
 from xsp.evaluate.generation import timing
@@ -186,7 +187,7 @@ def _evaluate_predictions(
             "open_ms": prepared.open_ns / 1e6,
             "parts": [
                 batch_figures(manifest.scenario, batch_size, requests, measurements.search_result)
-                | {"processor_ms": measurements.processor_ms.get(batch_size)}
+                | measurements.used.get(batch_size, RequestUsage()).figures()
                 for batch_size, requests in measurements.parts.items()
             ],
             "notes": notes,
@@ -303,6 +304,30 @@ def _opened(manifest: Manifest, folder: Path, options: Options, progress: Progre
             predictor.close(handle)
 
 
+class RequestUsage(NamedTuple):
+    """What requests of a batch size used, beside their time; None where it is unknown."""
+
+    processor_ms: float | None = None
+    """Median over requests of the CPU time of all threads of this process; unknown for a simulator, for programs and
+    functions in subprocesses, and for searches and cold starts."""
+
+    joules_per_input: float | None = None
+    """Energy of the device from the first request to the last, waiting included; unknown without a counter, and where
+    requests take less than `LEAST_ENERGY_NS` together."""
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the fields of a result."""
+        return {"processor_ms": self.processor_ms, **_known(joules_per_input=self.joules_per_input)}
+
+
+def _known(**figures: float | None) -> dict[str, float | None]:
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+LEAST_ENERGY_NS = 1_000_000_000
+"""Ten updates of the counter of an H200."""
+
+
 @dataclass(frozen=True)
 class _Measurements:
     """What was measured of an open model."""
@@ -314,7 +339,7 @@ class _Measurements:
     """Requests by batch size."""
 
     search_result: search.SearchResult | None
-    processor_ms: dict[int, float | None]
+    used: dict[int, RequestUsage]
     circumstances: dict[str, Any]
 
 
@@ -324,9 +349,9 @@ def _measure(manifest: Manifest, folder: Path, prepared: PreparedModel, progress
     accuracy = _accuracy(manifest, prepared, progress)
     is_simulated = first_answer.took_ns is not None
     watch = contention.Watch()
-    parts, search_result, processor_ms = _measure_parts(manifest, folder, prepared, is_simulated, progress)
+    parts, search_result, used = _measure_parts(manifest, folder, prepared, is_simulated, progress)
     circumstances = {**environment.circumstances(), **watch.changes()}
-    return _Measurements(outputs, accuracy, is_simulated, parts, search_result, processor_ms, circumstances)
+    return _Measurements(outputs, accuracy, is_simulated, parts, search_result, used, circumstances)
 
 
 def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> dict[str, Any]:
@@ -432,17 +457,14 @@ def _constant_notes(outputs: Mapping[str, Array]) -> list[str]:
 
 def _measure_parts(
     manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
-) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, float | None]]:
-    """Return the requests of each batch size, the result of a search for the highest rate, and processor times.
-
-    Processor time is the median over requests of the CPU time of all threads of this process, in milliseconds; None for
-    a simulator, for programs and functions in subprocesses, and for searches and cold starts.
-    """
+) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, RequestUsage]]:
+    """Return the requests of each batch size, the result of a search for the highest rate, and what requests used."""
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
         return {scenario.batch: _measure_cold_starts(manifest, folder, served, progress)}, None, {}
     by_batch = {}
-    processor_ms: dict[int, float | None] = {}
+    used: dict[int, RequestUsage] = {}
+    counter = None if simulated else requested.device_of(manifest.hardware).energy_joules
     untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
@@ -459,7 +481,8 @@ def _measure_parts(
             serve(number, _inputs(scenario, batch))
         if scenario.kind == "max-rate":
             best, by_batch[batch] = _search_rate(manifest.title, scenario, serve, clock, progress)
-            return by_batch, best, processor_ms
+            return by_batch, best, used
+        joules, begin_ns = None if counter is None else counter(), time.perf_counter_ns()
         label = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         if scenario.driver == "loadgen":
             progress(f"{label}, by LoadGen", 0, scenario.requests)
@@ -471,8 +494,13 @@ def _measure_parts(
             )  # fmt: skip
         if not len(by_batch[batch]):
             raise ManifestError(f"{manifest.title}: no request ended ({by_batch[batch].stop_reason})")
-        processor_ms[batch] = None if untimed else float(np.median(cpu_ns[scenario.warmup :])) / 1e6
-    return by_batch, None, processor_ms
+        took_ns = time.perf_counter_ns() - begin_ns
+        after = counter() if counter is not None and took_ns >= LEAST_ENERGY_NS else None
+        used[batch] = RequestUsage(
+            None if untimed else float(np.median(cpu_ns[scenario.warmup :])) / 1e6,
+            None if joules is None or after is None else (after - joules) / int(by_batch[batch].batch.sum()),
+        )
+    return by_batch, None, used
 
 
 def _drive_with_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:

@@ -5,7 +5,8 @@ module in the same manner. The comparison therefore covers loading and the first
 
 Starting Python and importing torch takes seconds. Therefore a process that has built the model forks children, one
 after the other, each of which loads and calls for the first time. Until then it computes on one thread, because a
-thread pool does not survive a fork.
+thread pool does not survive a fork, and uses no device, which does not either. A child that loads onto a device uses it
+before the clock starts: making a context and loading libraries is common to all ways.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from xsp import clock, models, processes
+from xsp.device import devices
+from xsp.device.contract import Device
 from xsp.errors import ShareError, XspError
 
 MMAP, PICKLE, ATTACH = "load_file", "torch.load", "attach"
@@ -75,6 +78,9 @@ def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any
     from safetensors.torch import load_file, save_model
 
     del state
+    obstacle = devices.of(request.get("device") or "cpu").obstacle()
+    if obstacle is not None:
+        raise ShareError(obstacle)
     os.chdir(request["cwd"])
     folder = Path(request["folder"])
     module = None
@@ -123,50 +129,84 @@ def _build(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 def _load(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """Load in the given `way`, call the model, and return the nanoseconds of both."""
     state["way"] = request["way"]
-    torch = state["torch"]
-    start = clock.monotonic_ns()
-    tensors = _tensors(state)
-    if state["built"] is not None and tensors is not None:
-        assign(torch, state["built"].model, tensors)
-    load_end = clock.monotonic_ns()
-    with torch.inference_mode():
+    torch, device = state["torch"], _device(state)
+    if state["built"] is not None:
+        args, kwargs = models.moved(state["inputs"], device.torch_name)
+    results: dict[str, Any] = {}
+
+    def load() -> None:
+        tensors = results["tensors"] = _tensors(state, device)
+        if state["built"] is not None and tensors is not None:
+            assign(torch, state["built"].model, tensors, device.torch_name)
+
+    def call() -> None:
         if state["built"] is not None:
-            args, kwargs = state["inputs"]
-            output: Any = state["built"].model(*args, **kwargs)
+            results["output"] = state["built"].model(*args, **kwargs)
         else:
-            assert tensors is not None
-            output = [tensor.reshape(-1).view(torch.uint8).max() for tensor in tensors.values() if tensor.numel()]
-    call_end = clock.monotonic_ns()
-    state["results"] = tensors, output  # not freed, so that the memory can be measured
-    return {"load_ns": load_end - start, "call_ns": call_end - load_end}
+            tensors = results["tensors"].values()
+            results["output"] = [tensor.reshape(-1).view(torch.uint8).max() for tensor in tensors if tensor.numel()]
+
+    loading = device.waited(load)
+    with torch.inference_mode():
+        calling = device.waited(call)
+    state["results"] = results  # not freed, so that the memory can be measured
+    return {"load_ns": loading.ns, "call_ns": calling.ns}
 
 
-def _tensors(state: Mapping[str, Any]) -> dict[str, Any] | None:
+def _device(state: dict[str, Any]) -> Device:
+    """Return the device to load onto, after it was used once."""
+    device = devices.of(state.get("device") or "cpu")
+    if device.is_host:
+        return device
+    torch = state["torch"]
+    with torch.inference_mode():
+        values = torch.ones(1, 4, 8, 8, device=device.torch_name)
+        torch.conv2d(values, torch.ones(4, 4, 3, 3, device=device.torch_name)).flatten(1).mm(
+            torch.ones(144, 8, device=device.torch_name)
+        )
+    device.synchronize()
+    del values
+    state["held_before"] = device.held_bytes()
+    return device
+
+
+def _tensors(state: Mapping[str, Any], device: Device) -> dict[str, Any] | None:
     """Return the weights by name; None if they are in the module already."""
-    way, store = state["way"], Path(state["store"])
+    way, store, place = state["way"], Path(state["store"]), device.torch_name
     if way == MMAP:
-        mapped_tensors: dict[str, Any] = state["load_file"](state["weights"])
+        mapped_tensors: dict[str, Any] = state["load_file"](state["weights"], device=place)
         return mapped_tensors
     if way == PICKLE:
-        unpickled_tensors: dict[str, Any] = state["torch"].load(Path(state["folder"]) / "model.pt", weights_only=True)
+        unpickled_tensors: dict[str, Any] = state["torch"].load(
+            Path(state["folder"]) / "model.pt", weights_only=True, map_location=None if device.is_host else place
+        )
         return unpickled_tensors
-    from xsp.share import client, modules
+    from xsp.share import modules
 
     if state["built"] is not None:
-        state["attach"](state["built"].model, state["weights"], folder=store, strict=False)
+        state["attach"](state["built"].model, state["weights"], device=place, folder=store, strict=False)
         return None
-    attached_weights = client.attach(state["weights"], store)
-    return {tensor.name: modules.view_of(attached_weights, tensor) for tensor in attached_weights.tensors}
+    return {
+        tensor.name: modules.view_of(weights, tensor)
+        for weights in modules.attached(state["weights"], place, store)
+        for tensor in weights.tensors
+    }
 
 
-def assign(torch: Any, module: Any, tensors: Mapping[str, Any]) -> None:
-    """Put tensors into a module without copies; unlike `load_state_dict`, keep tied parameters tied."""
+def assign(torch: Any, module: Any, tensors: Mapping[str, Any], place: str = "cpu") -> None:
+    """Put tensors into a module without copies; unlike `load_state_dict`, keep tied parameters tied.
+
+    Buffers that are not among the tensors are moved to `place`, where the tensors are.
+    """
     replacements: dict[int, tuple[Any, Any]] = {}  # the replaced parameter is kept, so that its id is not reused
     for name, owner, attribute in _slots(module):
         current = owner._parameters.get(attribute)
         if current is None:
+            buffer = owner._buffers.get(attribute)
             if name in tensors:
                 owner._buffers[attribute] = tensors[name]
+            elif place != "cpu" and buffer is not None and not buffer.is_meta:
+                owner._buffers[attribute] = buffer.to(place)
         elif name in tensors and id(current) not in replacements:
             replacements[id(current)] = current, torch.nn.Parameter(tensors[name], requires_grad=False)
     for name, owner, attribute in _slots(module):
@@ -184,8 +224,12 @@ def _slots(module: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _memory(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes that this process takes, and how many of them are weights that can be shared."""
+    """Return the bytes that this process takes, and how many of them are weights that can be shared; `held`: on the
+    device."""
     del request
+    if state.get("device"):
+        held, before = devices.of(state["device"]).held_bytes(), state.get("held_before")
+        return {} if held is None else {"held": held - (before or 0)}
     weights = os.path.realpath(state["weights"])
     return memory_of("self", lambda path: path == weights or path.startswith("/memfd:xsp-share"))
 

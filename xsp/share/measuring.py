@@ -3,7 +3,8 @@
 Each process is forked from one that has built the model but computed nothing, so its load and its call are the first.
 The ways are `safetensors.torch.load_file`, which maps the file and so shares its pages, `torch.load`, and `attach`.
 Each way is measured warm (the file is in the page cache, and the store holds the weights) and cold (neither). A few
-concurrent processes of each way show how much memory one more process takes.
+processes of each way that load at once show how long that takes, and how much memory one more process takes: of the
+host, or of the device onto which they load.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import atomic, processes
 from xsp.comparison import evidence
+from xsp.device import devices
+from xsp.device.contract import Device
 from xsp.errors import ShareError
 from xsp.share import client
+from xsp.share import devices as stores
 from xsp.share.loadworker import ATTACH, MMAP, WAYS, memory_of
 
 WARM, COLD = "warm", "cold"
@@ -69,7 +73,8 @@ class WayTimes:
 
 
 class ProcessMemory(NamedTuple):
-    """Bytes that processes of one way take, as proportional set sizes without the mapped libraries."""
+    """Bytes that processes of one way take, as proportional set sizes without the mapped libraries; on a device, the
+    bytes of their tensors."""
 
     single_bytes: int
     """Bytes of a single process, with everything else that the way needs (the store)."""
@@ -78,7 +83,7 @@ class ProcessMemory(NamedTuple):
     """Bytes per further process, from several concurrent processes."""
 
     pss: int
-    """Proportional set size of one of the concurrent processes, libraries included."""
+    """Proportional set size of one of the concurrent processes, libraries included; 0 on a device."""
 
     def of(self, count: int) -> float:
         """Return the bytes for this number of processes."""
@@ -97,8 +102,18 @@ class Measurement:
     most_turns: int = TURNS
     times: dict[tuple[str, str], WayTimes] = field(default_factory=dict)
     memory: dict[str, ProcessMemory] = field(default_factory=dict)
+    together: dict[tuple[str, int], WayTimes] = field(default_factory=dict)
+    """Way and number of processes → the times of each of them, all at once."""
+
+    device: str = ""
+    """Identifier of the device onto which the weights are loaded; empty for the host."""
+
+    device_name: str = ""
     cold_obstacle: str = ""
     """Why nothing was measured cold."""
+
+    concurrent: int = 0
+    """Number of processes that loaded at once; 0 for none."""
 
     large_bytes: int | None = None
     """Bytes of the weights that have large pages in the store; None if unknown."""
@@ -112,6 +127,7 @@ def measure(
     on_progress: ProgressCallback = lambda *_: None,
     states: Sequence[str] = (WARM, COLD),
     concurrent: int = CONCURRENT_PROCESSES,
+    device: str | None = None,
 ) -> Measurement:
     """Measure all ways in turns, until it is clear whether `attach` takes less time than `load_file`, both warm.
 
@@ -124,16 +140,21 @@ def measure(
         seed: seed of the order.
         on_progress: progress callback, see `ProgressCallback`.
         states: which of warm and cold to measure.
-        concurrent: concurrent processes for memory; 2 or more, or 0 to leave memory out.
+        concurrent: processes that load at once; 2 or more, or 0 to leave that and memory out.
+        device: identifier of the device onto which all ways load; default: the host's memory.
 
     Raises:
         ShareError: a process cannot load the weights or call the model; the message gives the reason.
+        DeviceError: there is no such device.
         UsageError: the number of turns is invalid.
     """
     repeats = evidence.turn_repeats(turns)
     for library in ("torch", "safetensors"):
         if importlib.util.find_spec(library) is None:
             raise ShareError(f"measuring needs {library}: pip install 'xsp[share]'")
+    target = devices.of(device or "cpu")
+    if target.sharing_obstacle():
+        raise ShareError(target.sharing_obstacle())
     path = Path(source)
     if not path.is_file():
         if ":" not in source:
@@ -145,14 +166,19 @@ def measure(
     weights, module = (str(path.resolve()), module) if path.is_file() else ("", source)
     with atomic.temporary_folder() as folder:
         request = {"cwd": os.getcwd(), "folder": folder, "module": module, "weights": weights, "store": f"{folder}/s"}
+        if not target.is_host:
+            request["device"] = target.id
         on_progress("writing the weights", 0, 1)
         with worker_process() as process:
             weights_size = request_answer(process, {"do": "prepare", **request})
         request["weights"] = weights or f"{folder}/model.safetensors"
         result = Measurement(source, module, weights_size["nbytes"], weights_size["tensors"], most_turns=turns)
+        if not target.is_host:
+            result.device, result.device_name = target.id, target.name
         files = [Path(request["weights"]), Path(folder) / "model.pt"]
         result.cold_obstacle = _why_not_cold(files) if COLD in states else "it was not requested"
-        with running_store(Path(request["store"]), 2 * weights_size["nbytes"] + (64 << 20)) as store:
+        capacity = 2 * weights_size["nbytes"] + (64 << 20)
+        with running_store(Path(request["store"]), capacity, *_store_options(target)) as store:
             _take_turns(result, request, files, repeats, random.Random(seed), on_progress)
             if concurrent:
                 _take_memory(result, request, files, store, on_progress, concurrent)
@@ -178,6 +204,8 @@ def _take_turns(
             for index, (way, state) in enumerate(rng.sample(turn_order, len(turn_order))):
                 message = f"turn {turn} of at most {result.most_turns}: {way}, {state}"
                 on_progress(message, (turn - 1) * len(order) + index, result.most_turns * len(order))
+                if state == WARM:
+                    _fill_device(parent, request)
                 request_answer(parent, {"do": "fork"})
                 _set_state(state, files, Path(request["store"]))
                 times = request_answer(parent, {"do": "load", "way": way})
@@ -198,10 +226,16 @@ def _take_memory(
     on_progress: ProgressCallback,
     concurrent: int,
 ) -> None:
-    """Measure the memory of one process, and of several concurrent processes, of each way."""
+    """Measure the times and the memory of one process, and of several that load at once, of each way."""
+    result.concurrent = concurrent
+    if result.device:
+        with worker_process() as parent:
+            request_answer(parent, {"do": "build", "forks": True, **request})
+            _fill_device(parent, request)
     for index, way in enumerate(WAYS):
         totals: list[int] = []
         pss = 0
+        is_known = True
         for count in (1, concurrent):
             on_progress(f"memory: {count} × {way}", index, len(WAYS))
             with contextlib.ExitStack() as stack:
@@ -210,15 +244,41 @@ def _take_memory(
                     request_answer(process, {"do": "build", **request})
                 _set_state(WARM, files, Path(request["store"]))
                 for process in workers:
-                    request_answer(process, {"do": "load", "way": way})
+                    process.ask({"do": "load", "way": way})
+                times = [_answer(process, {"do": "load", "way": way}) for process in workers]
+                result.together[way, count] = WayTimes(
+                    [each["load_ns"] for each in times], [each["call_ns"] for each in times]
+                )
                 memories = [request_answer(process, {"do": "memory"}) for process in workers]
                 if way == ATTACH:
-                    memories.append(memory_of(store.pid))
-            if not all(memories):
-                return  # the system does not report it
-            totals.append(sum(memory["pss"] - memory["libraries"] for memory in memories))
-            pss = memories[0]["pss"]
-        result.memory[way] = ProcessMemory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
+                    memories.append(_memory_of_store(store, request))
+            is_known = is_known and all(memories)  # else the system does not report it
+            if is_known and result.device:
+                totals.append(sum(memory["held"] for memory in memories))
+            elif is_known:
+                totals.append(sum(memory["pss"] - memory["libraries"] for memory in memories))
+                pss = memories[0]["pss"]
+        if is_known:
+            result.memory[way] = ProcessMemory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
+
+
+def _memory_of_store(store: subprocess.Popen[bytes], request: Mapping[str, str]) -> dict[str, Any]:
+    if "device" not in request:
+        return memory_of(store.pid)
+    return {"held": sum(status.get("held_bytes", 0) for status in stores.status(Path(request["store"])))}
+
+
+def _store_options(device: Device) -> tuple[str, ...]:
+    """Return the options with which a store serves a device; none for one whose memory is the host's."""
+    return () if device.torch_type == "cpu" else ("--device", str(device.index))
+
+
+def _fill_device(parent: processes.WorkerProcess, request: Mapping[str, str]) -> None:
+    """Let a child attach if the store serves a device and holds nothing there, so that it holds the weights."""
+    served = stores.status(Path(request["store"])) if "device" in request else []
+    if served and not any(status.get("objects") for status in served):
+        for step in ({"do": "fork"}, {"do": "load", "way": ATTACH}, {"do": "end"}):
+            request_answer(parent, step)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -241,6 +301,11 @@ def request_answer(process: processes.WorkerProcess, request: dict[str, Any]) ->
         ShareError: the process reports an error, ends, or takes too long.
     """
     process.ask(request)
+    return _answer(process, request)
+
+
+def _answer(process: processes.WorkerProcess, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request that was sent; errors as in `request_answer`."""
     deadline = time.monotonic() + ANSWER_S
     line = process.answer(deadline)
     if not line:
@@ -288,7 +353,9 @@ def _set_state(state: str, files: Sequence[Path], store: Path) -> None:
         client.attach(files[0], store)
         return
     deadline = time.monotonic() + START_S
-    while client.evict("*", store)["attached"]:  # the end of the last turn's process is noticed late
+    while (
+        stores.evict("*", store) + client.evict("*", store)["attached"]
+    ):  # the end of the last turn's process is noticed late
         if time.monotonic() > deadline:
             raise ShareError("the weights stay attached, so cold loading cannot be measured")
         time.sleep(0.005)

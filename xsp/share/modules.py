@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from xsp.device import devices as known_devices
+from xsp.device.contract import SHARED_ON
 from xsp.errors import ShareError, first_line
 from xsp.record.blocks import span
 from xsp.scrub import plain
@@ -146,15 +148,25 @@ def attach(
         ShareError: there is no store, the file is invalid, or it does not match the module; the message says why.
     """
     name = os.fsdecode(source)
-    ordinal = None if device is None else _ordinal(device)
     with span("share.attach"):
-        target_device = None if ordinal is None else driver.device(ordinal)
-        on_host = [client.attach(path, folder, patience_s) for path in shards(name)]
-        attached_weights: Sequence[SharedWeights] = on_host
-        if target_device is not None:
-            attached_weights = [devices.attach(weights, target_device, name, folder, patience_s) for weights in on_host]
+        weights = attached(name, device, folder, patience_s)
         with span("share.assign"):
-            return _assign(module, attached_weights, name, strict, cast)
+            return _assign(module, weights, name, strict, cast)
+
+
+def attached(
+    name: str,
+    device: str | torch.device | None,
+    folder: Path | None = None,
+    patience_s: float = client.PATIENCE_S,
+) -> Sequence[SharedWeights]:
+    """Attach this process to weights, one entry for each shard; arguments and errors as in `attach`."""
+    ordinal = None if device is None else _ordinal(device)
+    target = None if ordinal is None else driver.device(ordinal)
+    on_host = [client.attach(path, folder, patience_s) for path in shards(name)]
+    if target is None:
+        return on_host
+    return [devices.attach(weights, target, name, folder, patience_s) for weights in on_host]
 
 
 def _ordinal(device: str | torch.device) -> int | None:
@@ -169,14 +181,15 @@ def _ordinal(device: str | torch.device) -> int | None:
         raise ShareError(f"device={device!r}: {first_line(error)}") from None
     if resolved.type == "cpu":
         return None
-    if resolved.type != "cuda" or torch.version.hip is not None:
-        raise ShareError(f"device={str(device)!r}: memory is shared on the host and on NVIDIA's devices: cpu, cuda:0")
-    if torch.version.cuda is None:
-        raise ShareError(f"device={str(device)!r}: this PyTorch ({torch.__version__}) is built without CUDA")
+    known = known_devices.named_by_torch(resolved.type, resolved.index or 0)
+    obstacles = [known_device.sharing_obstacle() for known_device in known]
+    if all(obstacles):
+        reason = obstacles[0].partition(": ")[2] if obstacles else SHARED_ON
+        raise ShareError(f"device={str(device)!r}: {reason}")
     if resolved.index is not None:
         return resolved.index
     try:
-        return torch.cuda.current_device()
+        return torch.empty(0, device=resolved).device.index
     except (RuntimeError, AssertionError) as error:
         raise ShareError(f"device={str(device)!r}: {first_line(error)}") from None
 
@@ -361,8 +374,8 @@ def _bytes_tensor(weights: DeviceWeights) -> torch.Tensor:
 
 def bytes_on_device(mapping: DeviceMapping) -> torch.Tensor:
     """Return the bytes of a mapping as a tensor, which keeps the mapping alive."""
-    torch.cuda.init()
-    return torch.as_tensor(mapping, device=f"cuda:{mapping.device.ordinal}")
+    tensor: torch.Tensor = known_devices.of(mapping.device.label).shared(mapping)
+    return tensor
 
 
 def _first_names(names: Any) -> str:

@@ -10,7 +10,7 @@ from xsp.comparison import evidence
 from xsp.sections import Cell, Part, Section, Table, Text
 from xsp.share import estimate
 from xsp.share.loadworker import ATTACH, MMAP, PICKLE, WAYS
-from xsp.share.measuring import COLD, CONCURRENT_PROCESSES, WARM, Measurement
+from xsp.share.measuring import COLD, WARM, Measurement
 from xsp.share.weights import StoredTensor
 from xsp.texts import size_text
 
@@ -92,6 +92,7 @@ def verdict_of(measurement: Measurement) -> SharingVerdict:
 def document(measurement: Measurement) -> Section:
     """Return the measurement as a document."""
     size = f"{size_text(measurement.nbytes)}, {measurement.tensors} tensors"
+    device = f", onto {measurement.device} ({measurement.device_name})" if measurement.device else ""
     module = f" in {measurement.module}" if measurement.module and measurement.module != measurement.source else ""
     turns = f"{measurement.turns} turns of at most {measurement.most_turns}, each in a new process"
     verdict = verdict_of(measurement)
@@ -102,6 +103,7 @@ def document(measurement: Measurement) -> Section:
         for (way, state), times in measurement.times.items()
     )
     parts.append(Table(columns, rows, "Times in ms: trimmed means with 95 % intervals"))
+    parts += _together(measurement)
     if (ATTACH, COLD) in measurement.times:
         result, time_verdict = difference(measurement, COLD)
         has_ends = result.low is not None and result.high is not None
@@ -109,26 +111,54 @@ def document(measurement: Measurement) -> Section:
         parts.append(Text(f"cold, attach saves over load_file {_ms(-result.change)} ms{interval_text}: {time_verdict}"))
     obstacle = measurement.cold_obstacle
     cold = f"nothing was measured cold: {obstacle}" if obstacle else "the store copies it first."
-    parts.append(Text(f"Warm: the file is in memory and in the store. Cold: in neither; {cold}"))
-    if measurement.large_bytes is not None and measurement.large_bytes < LOW_LARGE_SHARE * measurement.nbytes:
+    where = "in the store, on the device" if measurement.device else "in the store"
+    parts.append(Text(f"Warm: the file is in memory and {where}. Cold: in neither; {cold}"))
+    if (
+        measurement.large_bytes is not None
+        and not measurement.device
+        and measurement.large_bytes < LOW_LARGE_SHARE * measurement.nbytes
+    ):
         large = f"Of the weights {size_text(measurement.large_bytes)} have large pages in the store"
         parts.append(Text(
             f"{large}, the rest pages of 4 KiB, each touched by the first call; a file in the page cache may have "
             "larger ones. See docs/use/share.md."
         ))  # fmt: skip
-    return Section(f"{measurement.source}{module}: {size}; {turns}", tuple(parts))
+    return Section(f"{measurement.source}{module}: {size}{device}; {turns}", tuple(parts))
+
+
+def _together(measurement: Measurement) -> Iterator[Part]:
+    """Yield the times of processes that load at once, each alone in its first column."""
+    if not measurement.together:
+        return
+    counts = sorted({count for _, count in measurement.together})
+    rows = tuple(
+        (way, *(_at_once(measurement.together[way, count].total_ns) for count in counts)) for way in WAYS
+    )  # fmt: skip
+    columns = ("way", *(_count(count) for count in counts))
+    yield Table(columns, rows, "Processes that load at once, load and first call in ms: median, slowest")
+
+
+def _at_once(values: Sequence[float]) -> str:
+    return f"{_ms(stats.percentile(values, 0.5))}, {_ms(max(values))}" if len(values) > 1 else _ms(values[0])
 
 
 def _memory(measurement: Measurement, verdict: SharingVerdict) -> Iterator[Part]:
     if len(measurement.memory) < len(WAYS):
-        yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
+        if measurement.device:
+            yield Text(f"memory: {measurement.device} does not say what a process holds")
+        else:
+            yield Text("memory: not reported by the system (no /proc/PID/smaps_rollup)")
         return
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (way, size_text(memory.single_bytes), size_text(round(max(0.0, memory.further_bytes))), size_text(memory.pss))
         for way, memory in measurement.memory.items()
     )
-    columns = ("way", "1 process", "each further", f"PSS of one of {CONCURRENT_PROCESSES}")
-    yield Table(columns, rows, "Memory, without libraries")
+    columns: tuple[str, ...] = ("way", "1 process", "each further", f"PSS of one of {measurement.concurrent}")
+    if measurement.device:
+        rows, columns = tuple(row[:3] for row in rows), columns[:3]
+        yield Table(columns, rows, f"Memory of {measurement.device}: tensors and store, without contexts")
+    else:
+        yield Table(columns, rows, "Memory, without libraries")
     for way, count in ((MMAP, verdict.from_load_file), (PICKLE, verdict.from_torch_load)):
         range_text = f"from {_count(count)} on" if count else "for no number of processes"
         yield Text(f"attach, with the store, takes less than {way} {range_text}.")
@@ -140,6 +170,8 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
     return {
         "source": measurement.source,
         "module": measurement.module or None,
+        "device": measurement.device or None,
+        "device_name": measurement.device_name or None,
         "nbytes": measurement.nbytes,
         "tensors": measurement.tensors,
         "turns": measurement.turns,
@@ -155,6 +187,10 @@ def as_json(measurement: Measurement) -> dict[str, Any]:
         "memory": [
             {"way": way, "one": memory.single_bytes, "each": memory.further_bytes, "pss": memory.pss}
             for way, memory in measurement.memory.items()
+        ],
+        "together": [
+            {"way": way, "processes": count, "load_ns": way_times.load_ns, "call_ns": way_times.call_ns}
+            for (way, count), way_times in measurement.together.items()
         ],
         "not_cold": measurement.cold_obstacle or None,
         "large_bytes": measurement.large_bytes,

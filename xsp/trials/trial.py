@@ -14,9 +14,11 @@ fold_batch_norm      batch norm of evaluation is folded into the layer before it
 sdpa                 attention by torch's scaled_dot_product_attention (transformers, timm)
 sdpa=BACKEND         its back end: flash, efficient, math, cudnn
 compile              torch.compile of outermost modules (compile=MODE for another mode)
+capture              outermost calls in inference captured on a GPU, and replayed
 fused_optimizer      torch's optimizers with one fused kernel
 foreach              torch's optimizers over lists of parameters
 num_workers=N        data loaders with N workers
+pin_memory           data loaders pin what they load, and the host does not wait for its copy
 malloc=keep          glibc keeps up to 1 GiB of free memory, and does not give it back to the system
 ```
 
@@ -88,6 +90,8 @@ _CLASSES = {
     "float32": "calls:Float32",
     "sdpa": "calls:Sdpa",
     "compile": "calls:Compile",
+    "capture": "capture:Capture",
+    "pin_memory": "capture:PinMemory",
     "fold_batch_norm": "folding:FoldBatchNorm",
     "fused_optimizer": "training:FusedOptimizer",
     "foreach": "training:Foreach",
