@@ -75,7 +75,8 @@ OTHERS = {
 
 TABLE_READERS = {
     "which `rundir.segments` or `rundir.portions` returned, or `rundir.check_inside` checked": """
-        counters/storing.py _write; ingest/load.py _readable_segments _load_files _create_samples_view
+        counters/storing.py _write; ingest/enginespans.py _annotated;
+        ingest/load.py _readable_segments _load_files _create_samples_view
         _create_sequence_view _create_view; ingest/received.py _arrived_query;
         ingest/tables.py _attribute _combine_ranks _join_captures;
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
