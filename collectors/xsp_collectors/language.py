@@ -88,10 +88,17 @@ def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _in_memory(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor of rows × columns as an array of the same memory; `Tensor.numpy` would run operators."""
+    """Return a tensor of rows × columns as an array of the same memory; `Tensor.numpy` would run operators.
+
+    Raises:
+        ValueError: the tensor has no memory, or less than its shape: its storage was freed, or never there.
+    """
     (rows, columns), (row_step, step), size = tensor.shape, tensor.stride(), tensor.element_size()
     count = (rows - 1) * row_step + (columns - 1) * step + 1
-    memory = (ctypes.c_char * (count * size)).from_address(tensor.data_ptr())
+    address = tensor.data_ptr()
+    if not address or (tensor.storage_offset() + count) * size > tensor.untyped_storage().nbytes():
+        raise ValueError("the tensor is not in memory")
+    memory = (ctypes.c_char * (count * size)).from_address(address)
     values = np.frombuffer(memoryview(memory), np.int64 if tensor.dtype == torch.int64 else np.int32)
     return np.lib.stride_tricks.as_strided(values, (rows, columns), (row_step * size, step * size), writeable=False)
 

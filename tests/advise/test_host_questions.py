@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from xsp import account, advise
+from xsp.account.between import main_lines
 from xsp.advise import Advice, Needs, calls, text
 from xsp.advise.algebra import _sum_chain
 from xsp.advise.calls import HostCall, _limit_to_step
 from xsp.advise.loops import _with_indexing
+from xsp.run import Between
 from xsp.schema import Level
 from xsp.store.loop import BARE
 from xsp.testing import spans, trace_of, with_loop
@@ -683,6 +685,11 @@ def test_the_lines_of_a_loop_count_together(second: int, place: str | None) -> N
     assert f"21.6 of 24 ms at {place}" in piece.why[-1]
     # traced lines took four times as long as the time between steps usually does
     assert (entry.place, entry.place_ms) == (f"{place}, zip, y.tolist", pytest.approx(0.9 * 6))
+
+
+def test_lines_without_time_are_no_place() -> None:
+    line = {"file": "train.py", "line": 9, "function": "main", "calls": "", "ns": 0, "gaps": 3}
+    assert main_lines(Between.of({"gaps": 3, "ns": 0, "lines": [line]})) is None
 
 
 class _NotSearched(list[HostCall]):

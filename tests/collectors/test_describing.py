@@ -270,6 +270,17 @@ def test_a_forward_pass_has_the_padding_of_its_tokens(tokens: Any, expected: lis
     assert "padding" not in seen(ModuleCalls(), lambda: net(tokens), describe=False)[0][1]
 
 
+def test_tokens_whose_memory_was_freed_are_not_looked_at() -> None:
+    """Reading them would end the program."""
+    freed, shorter = (torch.arange(1 << 20).view(4, -1) for _ in range(2))
+    freed.untyped_storage().resize_(0)
+    shorter.untyped_storage().resize_(64)
+    for tokens in (freed, shorter):
+        assert "padding" not in seen(ModuleCalls(), lambda tokens=tokens: Takes()(tokens))[0][1]
+    functional = torch._to_functional_tensor(TOKENS)
+    assert "padding" not in seen(ModuleCalls(), lambda: Takes()(functional))[0][1]
+
+
 def test_looking_for_padding_runs_no_operator() -> None:
     net, both = Takes(), TorchOps()
     calls = ModuleCalls()

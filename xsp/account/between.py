@@ -63,9 +63,9 @@ def main_lines(between: Between | None) -> Lines | None:
     Args:
         between: what was traced between the steps of a rank.
     """
-    if between is None or not between.gaps or not between.lines:
+    all_ns = between.ns + between.unknown_ns if between is not None else 0
+    if between is None or not between.gaps or not between.lines or not all_ns:
         return None
-    all_ns = between.ns + between.unknown_ns
     first, *others = sorted(between.lines, key=lambda each: -each.ns)
     chosen = [first]
     if 2 * first.ns < all_ns:

@@ -260,8 +260,9 @@ def _largest_part(entry: Entry, whole_ms: float) -> _Place | None:
 
 def _with_line(part: Entry, line: _Place | None) -> Entry:
     """Return a part of the time between steps that is outside operators with the line that takes most of it."""
-    is_named = part.name == names.OUTSIDE_OPERATORS and line is not None and _is_large(line, part, part.ms or 0.0)
-    return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0)) if is_named and line else part
+    if line is None or part.name != names.OUTSIDE_OPERATORS or not _is_large(line, part, part.ms or 0.0):
+        return part
+    return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0))
 
 
 def _line(trace: Trace, rank: int, whole_ms: float) -> _Place | None:
