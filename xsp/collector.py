@@ -16,7 +16,7 @@ import contextlib
 import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from xsp.errors import UsageError
 from xsp.schema import Kind, Level, Span
@@ -26,13 +26,18 @@ from xsp.subjects import Subjects
 class Signal(enum.Enum):
     """A boundary in the program that a collector observed; it delimits steps if the program does not mark its own."""
 
-    CALL_BEGIN = enum.auto()  # the outermost call of a module begins; the subject is the module
+    CALL_BEGIN = enum.auto()  # the outermost call of a module begins; the subject is the module; see `Listener`
     CALL_END = enum.auto()  # that call ended; the subject is its return value, None if it raised
     BACKWARD_END = enum.auto()  # of a pass in no other one; the subject: the last optimizer that stepped in it, or None
     OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()
     DATA_END = enum.auto()  # a wait for data ended; the subject is its length in nanoseconds
     UNUSUAL = enum.auto()  # from a muted collector: the work that begins is not in `Outline.usual`
+
+
+Listener: TypeAlias = Callable[[Signal, object], "bool | None"]
+"""What receives signals. It returns True if a call that begins is part of no step: it is not recorded, and its end not
+signalled."""
 
 
 class Kernels(str, enum.Enum):
@@ -92,6 +97,9 @@ class Outline(deque[tuple[Any, ...]]):
 
         self.began_ns = self.between_ns = self.begun = 0
         """Start of the last step of the current stretch; total time between its steps so far; number of steps begun."""
+
+        self.apart: set[int] = set()
+        """Numbers of modules whose calls between steps are part of no step, see `xsp.record.autostep`."""
 
         self.beside: dict[int, deque[tuple[Any, ...]]] = {}
         """Words of the steps that other threads run beside the one of `thread`, by native id."""
@@ -200,7 +208,7 @@ class Collector:
     on_one_thread: bool = False
     """True if it sees only the thread that switched it on, and must be switched off on that thread."""
 
-    notify: Callable[[Signal, object], None] = staticmethod(ignore)
+    notify: Listener = staticmethod(ignore)
     """Callback for the boundaries that it sees; set by a session that listens."""
 
     outline: Outline | None = None

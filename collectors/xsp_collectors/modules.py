@@ -95,8 +95,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renumber_thread)
 
 IN_DATA = 1 << 20
-"""Depth of a thread during a wait for data: modules that a loader calls in the program's own thread (transforms of
-images) are part of the wait, and neither begin a step nor belong to one."""
+"""Least depth of a thread during a wait for data, or a call between steps: modules that a loader calls in the program's
+own thread (transforms of images) are part of the wait, and neither begin a step nor belong to one."""
 
 
 class ModuleCalls(Collector):
@@ -294,8 +294,8 @@ def _wrap(
             since = clock()
         mode, is_recording, __call__.__code__ = new_mode, new_mode > _SIGNAL, full
 
-    def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | None:
-        """Note and signal the start of an outermost call; return a sketch of its inputs in modes that record."""
+    def begin(module: Any, thread: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sketch | bool | None:
+        """Note and signal an outermost call; return a sketch of its inputs if recorded, False if in no step."""
         nonlocal mode, outer_mode
         outline, is_beside = collector.outline, False
         if outline is not None:
@@ -305,6 +305,8 @@ def _wrap(
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
             if mode <= _WATCH_ENDS and outline.usual is not None and not is_beside:
                 if word not in outline.usual:
+                    if outline.ended_ns is not None and number in outline.apart:
+                        return False
                     collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
                     outline.note_call(thread, word)
                 else:
@@ -313,8 +315,8 @@ def _wrap(
                     outline.append(word)
             else:
                 outline.note_call(thread, word)
-        if mode > _WATCH_ENDS or is_beside:
-            collector.notify(Signal.CALL_BEGIN, module)
+        if (mode > _WATCH_ENDS or is_beside) and collector.notify(Signal.CALL_BEGIN, module):
+            return False
         inputs = sketch(args, kwargs) if is_recording else None
         # in a service (no outline), a thread that starts during a call serves another request
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
@@ -329,11 +331,12 @@ def _wrap(
             return call(*args, **kwargs)
         state = threads.state
         depth, thread = state
-        inputs: Sketch | None = None
-        input_numbers: tuple[int, ...] = ()
-        padding = None
+        inputs: Sketch | bool | None = None
+        input_numbers, padding = (), None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
+            if inputs is False:
+                return _call_apart(state, call, args, kwargs)
             padding = language.padding(args, kwargs) if mode == _DESCRIBE else None
         elif mode <= _OUTERMOST:
             return call(*args, **kwargs)
@@ -370,6 +373,15 @@ def _wrap(
     # in inner calls whose times are not needed, the wrapper is torch's own method, at no cost
     inside = _plain_call.__code__.replace(co_freevars=full.co_freevars) if is_plain else full
     return __call__, set_mode
+
+
+def _call_apart(state: list[int], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call that is part of no step: the calls in it are neither signalled nor recorded."""
+    state[0] = IN_DATA
+    try:
+        return call(*args, **kwargs)
+    finally:
+        state[0] = 0
 
 
 def _plain_call(self: Any, *args: Any, **kwargs: Any) -> Any:

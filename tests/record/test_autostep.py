@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import xsp
-from xsp.record.autostep import AutoStep
+from xsp.record.autostep import MOST_APART, AutoStep
 from xsp.record.order import LONGEST_PREFIX, Order
 from xsp.subjects import Subjects
 
@@ -239,3 +240,163 @@ def test_gradients_of_a_model_in_evaluation_mode_are_no_training_without_modules
     trace = recorded(tmp_path / "run", [explain] * 150)
     assert kinds_of(trace)["Linear 8×4"] == 150
     assert not any("without calling a module" in note["text"] for note in trace.run["notes"])
+
+
+class Transform(torch.nn.Module):
+    """A module without parameters that takes a millisecond, as a transform of images does."""
+
+    def forward(self, x: Any) -> Any:
+        time.sleep(0.001)
+        return x * 2
+
+
+MULTIPLY = {
+    "a module": Transform,
+    "modules in one": lambda: torch.nn.Sequential(Transform(), torch.nn.Identity()),
+    "spectrogram": lambda: _with_buffer(Transform()),
+}
+
+
+def _with_buffer(module: torch.nn.Module) -> torch.nn.Module:
+    module.register_buffer("window", torch.ones(4))
+    return module
+
+
+@pytest.mark.parametrize("no_grad_around", ["the model", "all"])
+@pytest.mark.parametrize("of", MULTIPLY)
+def test_transforms_and_losses_between_calls_of_a_model_are_no_steps(
+    tmp_path: Path, of: str, no_grad_around: str
+) -> None:
+    net, transform, criterion = torch.nn.Linear(4, 4).eval(), MULTIPLY[of](), torch.nn.MSELoss()
+
+    def predict() -> None:
+        x = transform(transform(torch.ones(2, 4)))
+        with torch.no_grad():
+            outputs = net(x)
+        criterion(outputs, x)
+
+    def without_gradients() -> None:
+        with torch.no_grad():
+            predict()
+
+    trace = recorded(tmp_path / "run", [predict if no_grad_around == "the model" else without_gradients] * 200)
+    kinds = kinds_of(trace)
+    assert kinds["Linear 2×4"] == 200, kinds
+    assert sum(kinds.values()) <= 202, "only those before the first call of the model"
+    ((shortest_ns,),) = trace.sql(
+        "SELECT min(before_ns) FROM loop WHERE step > 2 AND kind = "
+        "(SELECT kind FROM loop GROUP BY kind ORDER BY sum(steps) DESC LIMIT 1)"
+    ).fetchall()
+    assert shortest_ns >= 2_000_000, "the transforms' time lies between steps"
+    outside = trace.sql("SELECT count(*) FROM spans WHERE step IS NULL AND kind IN ('module', 'forward')").fetchall()
+    assert outside == [(0,)]
+
+
+@pytest.mark.parametrize("no_grad_around", ["the model", "all"])
+def test_transforms_of_a_validation_begin_no_training_step(tmp_path: Path, no_grad_around: str) -> None:
+    net, transform, criterion = torch.nn.Linear(4, 4), Transform(), torch.nn.MSELoss()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def train() -> None:
+        x = transform(torch.ones(2, 4))
+        criterion(net.train()(x), x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def validate() -> None:
+        with torch.set_grad_enabled(no_grad_around == "the model"):
+            x = transform(torch.ones(3, 4))
+            with torch.no_grad():
+                outputs = net.eval()(x)
+            criterion(outputs, x)
+
+    trace = recorded(tmp_path / "run", ([train] * 40 + [validate] * 40) * 3)
+    kinds = kinds_of(trace)
+    assert kinds["Linear 3×4"] == 120
+    assert sum(steps for name, steps in kinds.items() if name.startswith("training")) == 120, kinds
+    ((shortest_ns,),) = trace.sql(
+        "SELECT min(dur_ns) FROM loop JOIN (SELECT unnest(?) AS kind) USING (kind) WHERE step > 1",
+        [[kind["kind"] for kind in trace.run["kinds"] if kind["training"]]],
+    ).fetchall()
+    assert shortest_ns >= 1_000_000, "a transform is the beginning of a training step"
+
+
+def test_a_teacher_that_sees_transformed_images_is_part_of_the_training_step(tmp_path: Path) -> None:
+    net, teacher, transform = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2).eval(), Transform()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step() -> None:
+        x = transform(torch.ones(2, 4))
+        with torch.no_grad():
+            teacher(x)
+        net(x).sum().backward()
+        optimizer.step()
+
+    kinds = kinds_of(recorded(tmp_path / "run", [step] * 40))
+    assert max(kinds.values()) >= 38, kinds
+    assert max(kinds, key=lambda name: kinds[name]).startswith("training"), kinds
+
+
+class Packed(torch.nn.Module):
+    """A module without parameters that saves weights of its own form, as quantized ones and engines do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [1.0, 2.0]
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weights[0]
+
+    def get_extra_state(self) -> Any:
+        return self.weights
+
+    def set_extra_state(self, state: Any) -> None:
+        self.weights = state
+
+
+def test_a_model_whose_weights_are_packed_is_one(tmp_path: Path) -> None:
+    net, packed, x = torch.nn.Linear(4, 4).eval(), Packed().eval(), torch.ones(2, 4)
+    with torch.no_grad():
+        trace = recorded(tmp_path / "run", [lambda: net(x)] * 40 + [lambda: packed(x)] * 60)
+    assert kinds_of(trace) == {"Linear 2×4": 40, "Packed 2×4": 60}
+
+
+def test_what_a_thread_only_calls_from_some_point_on_are_steps_again(tmp_path: Path) -> None:
+    net, function, x = torch.nn.Linear(4, 4).eval(), torch.nn.Softmax(dim=1), torch.ones(2, 4)
+    with torch.no_grad():
+        trace = recorded(tmp_path / "run", [lambda: net(x)] * 10 + [lambda: function(x)] * (MOST_APART + 50))
+    assert kinds_of(trace)["Softmax 2×4"] == 50
+
+
+def test_transforms_in_another_thread_are_no_steps(tmp_path: Path) -> None:
+    net, transform, x = torch.nn.Linear(4, 4).eval(), Transform(), torch.ones(2, 4)
+
+    def prefetch() -> None:
+        for _ in range(100):
+            transform(x)
+
+    with torch.no_grad(), xsp.profile("run", out=tmp_path / "run", levels="M", samples=False, listener=AutoStep):
+        net(x)
+        thread = threading.Thread(target=prefetch)
+        thread.start()
+        for _ in range(60):
+            net(x)
+            time.sleep(0.002)
+        thread.join()
+    assert kinds_of(xsp.load(tmp_path / "run")) == {"Linear 2×4": 61}
+
+
+def test_an_error_in_a_call_between_steps_leaves_the_next_ones_as_they_are(tmp_path: Path) -> None:
+    net, x = torch.nn.Linear(4, 4).eval(), torch.ones(2, 4)
+
+    class Breaks(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise KeyError("a broken image")
+
+    def predict() -> None:
+        with torch.no_grad():
+            net(x)
+        with pytest.raises(KeyError):
+            Breaks()(x)
+
+    assert kinds_of(recorded(tmp_path / "run", [predict] * 100)) == {"Linear 2×4": 100}

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xsp import clock
-from xsp.collector import Collector
+from xsp.collector import Collector, Listener
 from xsp.instrumentation.sampling import SampledCall, TracedModel
 from xsp.instrumentation.windows import CallWindow, Windows
 from xsp.instrumentation.worker import CallRequest, RecordedCalls, attributes
-from xsp.record.collecting import Collecting, Listener
+from xsp.record.collecting import Collecting
 from xsp.schema import Kind, Level, Span
 
 if TYPE_CHECKING:

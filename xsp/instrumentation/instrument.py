@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xsp import clock, processes, serving
-from xsp.collector import Collector, Signal
+from xsp.collector import Collector, Listener, Signal
 from xsp.errors import PluginError, UsageError
 from xsp.instrumentation.calls import CallRecorder
 from xsp.instrumentation.counts import Counts, sum_counts
@@ -295,7 +295,7 @@ class _Process:
 
     # --- in the request -------------------------------------------------------------------------------------
 
-    def _listener(self) -> Callable[[Signal, object], None]:
+    def _listener(self) -> Listener:
         """Return the listener for the collectors' signals. A request that is not chosen runs only its first lines."""
         from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
         from opentelemetry.trace import get_current_span

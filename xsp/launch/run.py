@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from xsp import clock, scrub
+from xsp.collector import Listener
 from xsp.counters import secondrun
 from xsp.errors import XspError
 from xsp.launch import children, models, script
@@ -18,7 +19,6 @@ from xsp.launch.program import LaunchedProgram
 from xsp.otlp import endpoint
 from xsp.record import output
 from xsp.record.autostep import AutoStep, OneAtATime, StepRule
-from xsp.record.collecting import Listener
 from xsp.record.session import profile
 from xsp.record.settings import Settings
 

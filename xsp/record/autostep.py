@@ -7,6 +7,10 @@ through modules that are called in turn (`xsp.record.sequences`). A call counts 
 mode and gradients are on. If training calls no module that has parameters, the start of its forward pass cannot be
 seen: a step then begins where the last one ended.
 
+A module that has no parameters (a transform of images, the loss of a validation) does not train by itself, and a call
+of it between steps is part of none: its time is the program's between its steps. It is a step as long as no module with
+parameters was called, or if the thread has called none for `MOST_APART` calls.
+
 Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
 gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
 """
@@ -25,7 +29,6 @@ from xsp.record.order import Order
 from xsp.record.sequences import NO_STEP, Sequence
 from xsp.record.session import profile
 from xsp.record.step import Step
-from xsp.subjects import is_empty_module
 
 
 class StepRule(enum.Enum):
@@ -55,6 +58,10 @@ _NEVER_TRAINED = (
 )
 
 
+MOST_APART = 1024
+"""Consecutive calls of modules without parameters after which these calls are what a thread does."""
+
+
 class AutoStep:
     """A listener that opens and closes the steps of a session at signals, for each thread of the program."""
 
@@ -80,32 +87,35 @@ class AutoStep:
 
         self._modules_of: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
 
-    def __call__(self, signal: Signal, subject: object) -> None:
-        """Handle a boundary of the program."""
+    def __call__(self, signal: Signal, subject: object) -> bool:
+        """Handle a boundary of the program, and return whether it is the start of a call that is part of no step."""
         quiet, thread = self._quiet, threading.get_ident()
         if quiet.remaining and thread == self._last_thread:  # first: it takes time of the program
             quiet.on_signal(signal)
             if not quiet.remaining and (last_finder := self._finders.get(thread)) is not None:
                 last_finder.open_next()
-            return
+            return False
         if self._session.has_explicit_steps:
-            return
+            return False
         finder = self._finders.get(thread)
         if finder is None:
             finder = self._add_finder(thread)
         if signal is Signal.CALL_BEGIN:
             if self._is_inside(subject, thread):
                 self._inside.add(thread)
-                return
+                return False
+            if finder.is_apart(subject):
+                return True
             self._note_call(subject, thread)
         elif signal is Signal.CALL_END:
             if thread in self._inside:
                 self._inside.discard(thread)
-                return
+                return False
             self._running.discard(thread)
         finder.handle(signal, subject)
         if finder.has_begun:
             self._last_thread = thread
+        return False
 
     def _add_finder(self, thread: int) -> Finder:
         """Return a new finder for a thread; the first thread gets that of the rule."""
@@ -159,6 +169,9 @@ class Finder:
         self._has_weights = False
         """Whether a module that has parameters was called in the open step."""
 
+        self._is_assumed = False
+        """Whether the open step is taken for training only because of the mode of a module without parameters."""
+
         self._has_backward = self._has_called_weights = False
         """Whether gradients were computed, and a module with parameters called, since the last training step ended."""
 
@@ -175,12 +188,23 @@ class Finder:
         self._passed_calls = 0
         """Calls that had passed in stretches at the last call that was seen."""
 
+        self._apart = session.apart
+        self._called: dict[int, bool] = {}
+        """Numbers of the modules that were called on any thread, and whether they hold parameters."""
+
+        self._trained: set[int] = set()
+        """Those with parameters that were called in training mode with gradients on."""
+
+        self._apart_left = float("inf")
+        """Calls that may still be part of no step; on a thread that calls no module with parameters, any number."""
+
     def for_another_thread(self) -> Finder:
         """Return a finder for another thread, which begins with what is known of the program."""
         finder = Finder(self._session, self._rule)
         if self._sequence is not None:
             finder._sequence = Sequence(self._subjects)
         finder._has_given_up = self._has_given_up
+        finder._called, finder._trained = self._called, self._trained
         return finder
 
     @property
@@ -201,13 +225,43 @@ class Finder:
         elif signal is Signal.OPTIMIZER_END:
             self._optimizer_ends(subject)
 
+    def is_apart(self, module: object) -> bool:
+        """Return whether a call that begins is part of no step: of a module without parameters, between steps."""
+        if self._step is not None or self._sequence is None or self._holds_parameters(module) or _is_in_backward():
+            return False
+        number, trains = self._subjects.of(module), _trains(module)
+        if self._apart_left <= 0 or not any(self._called.values()):
+            self._apart.discard(number)
+            return False
+        self._note_unseen_calls()
+        if self._evidence.has_trained if trains else self._order.begins_prefix(module):
+            return False
+        if not trains and self._sequence.may_begin(module):
+            return False
+        if not trains:
+            self._order.on_call(module, trains=False)
+            self._sequence.on_call(module)
+        self._apart_left -= 1
+        self._apart.add(number)
+        return True
+
+    def _holds_parameters(self, module: object) -> bool:
+        number = self._subjects.of(module)
+        holds = self._called.get(number)
+        if holds is None:
+            holds = self._called[number] = _holds_parameters(module)
+        return holds
+
+    def _note_unseen_calls(self) -> None:
+        if self._quiet.passed_calls != self._passed_calls:
+            self._passed_calls = self._quiet.passed_calls
+            self._order.on_unseen_calls()
+
     def _call_begins(self, module: object) -> None:
         if _is_in_backward():
             return  # activation checkpointing calls it again
         trains = self._rule is StepRule.OPTIMIZER or (self._rule is StepRule.AUTO and _trains(module))
-        if self._quiet.passed_calls != self._passed_calls:
-            self._passed_calls = self._quiet.passed_calls
-            self._order.on_unseen_calls()
+        self._note_unseen_calls()
         if (
             self._rule is StepRule.AUTO
             and self._step is not None
@@ -216,7 +270,11 @@ class Finder:
         ):
             self._abandon()
             trains = trains and self._rule is StepRule.AUTO
-        has_weights = not is_empty_module(module)
+        has_weights = self._holds_parameters(module)
+        if has_weights:
+            self._apart_left = MOST_APART
+            if trains:
+                self._trained.add(self._subjects.of(module))
         if has_weights and self._step is not None and self._step.awaits_work:
             self._abandon()
         if self._step is not None and self._is_pass and (trains or not self._continues_pass(module)):
@@ -225,6 +283,8 @@ class Finder:
             self._trains = trains or (self._rule is StepRule.AUTO and self._order.begins_prefix(module))
             self._is_pass = self._begins_pass(module)
             self._open(by_call=True)
+            self._is_assumed = trains
+        self._is_assumed &= not has_weights
         self._has_weights |= has_weights
         self._has_called_weights |= has_weights
         self._mark_work()
@@ -242,6 +302,7 @@ class Finder:
         if sequence.begins(module):
             if sequence.is_new:  # the calls that it consists of were steps of their own so far
                 sequence.is_new = False
+                self._apart.clear()
                 self._session.withdraw(NO_STEP)
                 self._session.schedule.forget_kinds()
             return True
@@ -267,7 +328,12 @@ class Finder:
             self._rule, self._has_given_up = StepRule.CALL, True
             self._session.note(_NEVER_TRAINED)
             return True
-        return not trains and self._order.contradicts_prefix(module)
+        if trains:
+            return False
+        if self._is_assumed and not self._has_backward and self._holds_parameters(module):
+            # a teacher, which is called in a training step, is never trained itself
+            return not self._evidence.has_trained or self._subjects.of(module) in self._trained
+        return self._order.contradicts_prefix(module)
 
     def _call_ends(self, result: object) -> None:
         if _is_in_backward():
@@ -350,7 +416,7 @@ class Finder:
                 self._step.awaits_work = True
 
     def _open(self, by_call: bool) -> None:
-        self._has_weights = False
+        self._has_weights = self._is_assumed = False
         self._step = self._session.detected_step(by_call)
         self._step.__enter__()
 
@@ -375,6 +441,16 @@ def _trains(module: Any) -> bool:
     return bool(module.training) and bool(torch.is_grad_enabled())
 
 
+def _holds_parameters(module: Any) -> bool:
+    """Return whether a module, with those inside, holds parameters, or other things that it saves: packed weights."""
+    try:
+        if next(iter(module.parameters()), None) is not None:
+            return True
+        return bool(set(module.state_dict()) - {name for name, _ in module.named_buffers()})
+    except Exception:  # the program's own classes may raise anything
+        return True
+
+
 def _is_in_backward() -> bool:
     """Return whether a backward pass runs on this thread."""
     graph_task = getattr(sys.modules["torch"]._C, "_current_graph_task_id", None)
@@ -392,7 +468,7 @@ class OneAtATime:
         self._turn = threading.RLock()
         self._local = threading.local()
 
-    def __call__(self, signal: Signal, subject: object) -> None:
+    def __call__(self, signal: Signal, subject: object) -> bool:
         """Acquire the turn at a call's start and release it at its end; after a timeout the call runs without it."""
         if signal is Signal.CALL_BEGIN:
             self._local.has_turn = self._turn.acquire(timeout=self.TIMEOUT_S)
@@ -401,8 +477,8 @@ class OneAtATime:
                     f"a call waited {self.TIMEOUT_S:.0f} s for one of another thread, then ran in parallel with it: "
                     "these calls depend on each other and cannot take turns"
                 )
-        if self._inner is not None:
-            self._inner(signal, subject)
-        if signal is Signal.CALL_END and getattr(self._local, "has_turn", False):
+        is_apart = self._inner is not None and self._inner(signal, subject)
+        if (signal is Signal.CALL_END or is_apart) and getattr(self._local, "has_turn", False):
             self._local.has_turn = False
             self._turn.release()
+        return is_apart

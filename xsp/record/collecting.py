@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from xsp import clock, plugins, processes
-from xsp.collector import Collector, DeviceCollector, Kernels, Outline, Signal, ignore
+from xsp.collector import Collector, DeviceCollector, Kernels, Listener, Outline, Signal, ignore
 from xsp.errors import PluginError
 from xsp.record.calibration import cost_per_span
 from xsp.record.kernelsource import KernelSource
 from xsp.schema import COLUMNS, Level, Span
-
-Listener = Callable[[Signal, object], None]
 
 OBSERVED_PACKAGE = "torch"
 """The package that collectors observe: a program with steps imports it whether or not it is profiled."""

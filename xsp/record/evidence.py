@@ -33,6 +33,11 @@ class TrainingEvidence:
         self._has_stepped = False
         self._graphs: dict[int, list[weakref.ref[Any]]] = {}
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a backward pass or an optimizer's step was seen."""
+        return self._backwards > 0 or self._has_stepped
+
     def on_call(self, module: int, result: object) -> None:
         """Watch the graph of the result of a call of a module; `module` is its number."""
         if self._backwards:
@@ -62,7 +67,7 @@ class TrainingEvidence:
 
     def is_disproved(self) -> bool:
         """Return whether the calls so far turned out not to be training."""
-        if self._backwards or self._has_stepped:
+        if self.has_trained:
             return False
         alive = [module for module, graphs in self._graphs.items() if any(graph() is not None for graph in graphs)]
         return self._calls >= MOST_CALLS or any(

@@ -110,13 +110,17 @@ class Sequence:
         self.is_new = True
         self._tail = max(0, self._empty_after.get(self._modules[-1], 0) - self._empty_before)
 
-    def begins(self, module: Any) -> bool:
-        """Return whether a call begins a pass through the sequence."""
+    def may_begin(self, module: Any) -> bool:
+        """Return whether a call would begin a pass through the sequence."""
         if not self._modules:
             return False
+        return self._empty_before > 0 if is_empty_module(module) else self._number(module) == self._modules[0]
+
+    def begins(self, module: Any) -> bool:
+        """Return whether a call begins a pass through the sequence."""
+        if not self.may_begin(module):
+            return False
         self._next, self._tail_left = 0, self._tail
-        if is_empty_module(module):
-            return self._empty_before > 0
         return self.continues(module)
 
     def continues(self, module: Any) -> bool:

@@ -12,13 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from xsp import clock, identity, plugins, processes, rundir, serving
-from xsp.collector import Collector, Kernels
+from xsp.collector import Collector, Kernels, Listener
 from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
 from xsp.record.calibration import LIMIT_SHARE, boundary_cost
-from xsp.record.collecting import Listener
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.requests import StoredRequests
@@ -405,6 +404,11 @@ class profile:
     def subjects(self) -> Subjects:
         """Numbers of the modules and optimizers that the program's steps call."""
         return self._steps.outline.subjects
+
+    @property
+    def apart(self) -> set[int]:
+        """Numbers of modules whose calls between steps are part of no step; the collectors read it in stretches."""
+        return self._steps.outline.apart
 
     @property
     def quiet(self) -> Quiet:

@@ -13,12 +13,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from xsp import clock, identity
-from xsp.collector import Outline, Signal
+from xsp.collector import Listener, Outline, Signal
 from xsp.record import beside, blocks
 from xsp.record import budget as budgets
 from xsp.record.beside import EndedStep
 from xsp.record.between import Between
-from xsp.record.collecting import Collecting, Listener
+from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Usage
 from xsp.record.overhead import Account
@@ -95,7 +95,7 @@ class Steps:
         """
         data, unusual = Signal.DATA_END, Signal.UNUSUAL
 
-        def listen(signal: Signal, subject: Any) -> None:
+        def listen(signal: Signal, subject: Any) -> bool | None:
             if signal is data:
                 thread = threading.get_native_id()
                 if self.thread in (None, thread):
@@ -106,7 +106,8 @@ class Steps:
             elif signal is unusual:
                 self.quiet.break_off()
             elif inner is not None:
-                inner(signal, subject)
+                return inner(signal, subject)
+            return None
 
         return listen
 
