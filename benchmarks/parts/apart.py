@@ -231,6 +231,10 @@ def read(out: Path, said: Bare) -> Profiled:
         (kind, steps, *(None if ms is None else ms * shares.get(kind, 1.0) for ms in times))
         for kind, steps, *times in xsp.analyses.program_loop(trace).select(columns).fetchall()
     ]
+    # a kind that only ran before the program read its clock, such as a first step that imports, is none of its own
+    last_step = dict(trace.sql("SELECT kind, max(step + steps) FROM loop GROUP BY kind").fetchall())
+    before = sum(steps for _, steps, *_ in rows) - said.iterations
+    rows = [row for row in rows if last_step[row[0]] > before]
     training = {kind.kind: kind.training for kind in trace.run.kinds}
     matched = _matched(said, [(kind, bool(training.get(kind)), steps) for kind, steps, *_ in rows])
     described = {}

@@ -332,7 +332,8 @@ def _wrap(
         state = threads.state
         depth, thread = state
         inputs: Sketch | bool | None = None
-        input_numbers, padding = (), None
+        input_numbers: tuple[int, ...] = ()
+        padding = None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
             if inputs is False:
@@ -342,8 +343,7 @@ def _wrap(
             return call(*args, **kwargs)
         elif mode == _DESCRIBE:
             inputs, input_numbers = sketch(args, kwargs), numbers.of((args, kwargs))
-        state[0] = depth + 1
-        result = None
+        state[0], result = depth + 1, None
         start = clock() if is_recording or mode != _INSIDE else 0
         try:
             result = call(*args, **kwargs)

@@ -14,6 +14,7 @@ from xsp.account.course import growth_of
 from xsp.account.sentences import remarks
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
+from xsp.health import health
 from xsp.report import firstscreen
 from xsp.schema import Level
 from xsp.store.loop import BARE
@@ -193,3 +194,36 @@ def test_a_program_without_repeating_modules_has_no_iteration() -> None:
     shown = firstscreen.text(screen, 80)
     assert "an iteration" not in shown.split("Steps could")[0]
     assert "where the time of the loop goes" in shown
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_step_that_begins_a_training_is_no_kind_of_its_own(trains: bool) -> None:
+    """The first step calls a model twice, and loads code for 3 s; a prefill is a kind of its own."""
+    rows = rows_of([3000.0] + [20.0] * 100, kind=[0] + [1] * 100)
+    kinds = [{"kind": kind, "name": f"kind {kind}", "training": trains, "steps": [1, 100][kind]} for kind in (0, 1)]
+    trace = trace_with(rows, run={"kinds": kinds})
+    accounted, text = account.of(trace), firstscreen.text(firstscreen.first_screen(trace, "a", ()), 80)
+    assert accounted.violations == ()
+    assert accounted.main is not None
+    assert accounted.main.kind == 1
+    about_kinds = [finding.text for finding in health(trace) if finding.subject == "kinds"]
+    first = [entry for entry in accounted.program if entry.name == names.FIRST]
+    if trains:
+        assert accounted.main.share == 1
+        assert "of the loop)" not in text
+        assert "The first iteration took 3.00 of 5.01 s (60 %) of the program's loop" in " ".join(text.split())
+        assert about_kinds == []
+        assert [entry.ms for entry in first] == [pytest.approx(3000, rel=0.01)]
+    else:
+        assert accounted.main.share == pytest.approx(0.4, rel=0.01)
+        assert "kind 1 (40 % of the loop)" in text
+        assert "steps of other kinds take 60 % of the loop's time: kind 0 (60 %)" in about_kinds[0]
+        assert first == []
+
+
+def test_the_figures_are_not_of_the_step_that_begins_a_training() -> None:
+    rows = rows_of([3000.0] + [20.0] * 100, kind=[0] + [1] * 100)
+    rows[0]["rung"] = rows[4]["rung"] = int(Level.MODEL)
+    kinds = [{"kind": kind, "name": f"kind {kind}", "training": True} for kind in (0, 1)]
+    recorded = "step s 0-3000000 step=0\nforward A 0-2900000 step=0\nstep s 0-20000 step=4\nforward B 0-9000 step=4"
+    assert trace_with(rows, recorded, {"kinds": kinds}).kind == 1

@@ -125,15 +125,19 @@ def _program(
     entries = [
         Entry(each.name or names.ITERATION, each.count * (each.time.ms or 0.0), each.time.source, calls=each.count)
         for each in own
+        if not each.is_beginning
     ]
     compiling = _compiling(trace)
     entries += compiling
-    first = [each.course.first for each in own if each.course is not None and each.course.first is not None]
-    if first:
+    courses = [each.course for each in own if not each.is_beginning and each.course is not None]
+    first = [course.first for course in courses if course.first is not None]
+    beginning = [each for each in own if each.is_beginning]
+    if first or beginning:
         is_compiling = not compiling and any(each.is_compiling for each in first)
         name = names.COMPILING if is_compiling else names.FIRST
-        count = sum(each.count for each in first)
-        entries.append(Entry(name, sum(each.ms for each in first), "steps that were not recorded", calls=count))
+        count = sum(each.count for each in first) + sum(each.count for each in beginning)
+        ms = sum(each.ms for each in first) + sum(each.count * (each.time.ms or 0.0) for each in beginning)
+        entries.append(Entry(name, ms, "steps that were not recorded", calls=count))
     if outside_ms:
         entries.append(Entry(names.OUTSIDE_STEPS, outside_ms, "loop"))
     rest_ms = wall_ms - sum(entry.ms or 0.0 for entry in entries)
@@ -193,7 +197,8 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     host = Side("host", (*outside, *([Entry(names.STEP, step_ms, BARE)] if step_ms > 0 else [])))
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
-        measured.recorded, 0, time, host, share=measured.share, samples_per_s=measured.samples_per_s,
+        measured.recorded, 0, time, host, share=measured.share, is_beginning=measured.is_beginning,
+        samples_per_s=measured.samples_per_s,
         at_once=measured.overlap.at_once if measured.overlap is not None else 1.0,
     )  # fmt: skip
 
@@ -293,6 +298,7 @@ def _of_rank(
         host,
         tuple(devices),
         share=measured.share if measured is not None else 1.0,
+        is_beginning=measured is not None and measured.is_beginning,
         samples_per_s=measured.samples_per_s if measured is not None else None,
         at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
     )

@@ -221,6 +221,9 @@ class Iterations:
     share: float = 1.0
     """Share of the loop's time in iterations of this kind."""
 
+    is_beginning: bool = False
+    """Whether it only begins the program, see `xsp.store.iterations.beginning_kinds`."""
+
     samples_per_s: float | None = None
     """Samples per second of the loop, on all threads together."""
 

@@ -137,7 +137,7 @@ def _outside_step(trace: Trace) -> Iterator[Finding]:
 def _step_kinds(trace: Trace) -> Iterator[Finding]:
     """Yield findings on the kinds of steps that the figures do not cover."""
     own_iterations = _own_iterations(trace)
-    other_kinds = [iteration for iteration in own_iterations if iteration.kind != trace.kind]
+    other_kinds = [each for each in own_iterations if each.kind != trace.kind and not each.is_beginning]
     share = sum(iteration.share for iteration in other_kinds)
     names = {kind.kind: kind.name for kind in trace.run.kinds}
     missing = [iteration for iteration in other_kinds if not iteration.recorded and iteration.share > MIN_COLD_SLOWDOWN]

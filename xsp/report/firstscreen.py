@@ -185,7 +185,7 @@ def _heading(trace: Trace, accounted: Account) -> str:
         return text
     if not accounted.steps_found:
         return f"{text}: steps unknown"
-    kinds = [each for each in accounted.iterations if each.rank == main.rank]
+    kinds = [each for each in accounted.iterations if each.rank == main.rank and not each.is_beginning]
     if main.name and len(kinds) > 1:
         text += f", {shortened(main.name, MAX_NAME)} ({100 * main.share:.0f} % of the loop)"
     if main.time.ms is None:

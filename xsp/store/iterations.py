@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,9 @@ WARM_UP_STEPS = 3
 MAX_UNCERTAINTY = 0.1
 """Half width of the interval of undisturbed iterations, as a share of their mean, above which all iterations count."""
 
+
+FEWEST_LATER_STEPS = 10
+"""Training steps of another kind after which those of the first `WARM_UP_STEPS` steps are no kind of their own."""
 
 IN_BURST = "coalesce(steady AND (steps > 1 OR own_ns = 0), false)"
 """Whether a row of the loop is of a burst, as SQL: xsp does nothing between the steps of a burst."""
@@ -338,7 +342,7 @@ class Iteration(NamedTuple):
 
     recorded: int
     share: float
-    """Share of the loop's time."""
+    """Share of the loop's time without kinds that only begin it; of such a kind, of the whole loop's time."""
 
     mean_ns: float | None
     """Time from the end of the previous step to the end of this one; None if no step ran bare."""
@@ -379,6 +383,9 @@ class Iteration(NamedTuple):
     """By how much iterations right after recorded ones take longer than later ones: a disturbance fades, so at most as
     much is left of it in the later ones. None if too few of either ran."""
 
+    is_beginning: bool = False
+    """Whether its steps only begin a program, see `beginning_kinds`."""
+
     @property
     def excess_ns(self) -> float:
         """Nanoseconds by which the time may be too long, because short steps ran soon after recorded ones."""
@@ -401,6 +408,41 @@ class Iteration(NamedTuple):
         if not self.samples or not self.mean_ns:
             return None
         return self.samples / (self.overlap.wall_ns if self.overlap is not None else self.mean_ns) * 1e9
+
+
+def beginning_kinds(con: duckdb.DuckDBPyConnection, run: Run) -> set[tuple[int, int]]:
+    """Return kinds of training steps that are no work of the program's own, but how its training begins.
+
+    The first step of a program may contain more than the others, such as a call that gives a model its shapes: it is
+    of another kind, and takes seconds in which code is loaded.
+
+    Args:
+        con: holds `loop`.
+        run: contains the kinds.
+
+    Returns:
+        Rank and number of kinds that only ran within the first `WARM_UP_STEPS` steps, before `FEWEST_LATER_STEPS`
+        training steps of others.
+    """
+    training = [kind.kind for kind in run.kinds if kind.training]
+    if len(training) < 2:
+        return set()
+    rows = con.execute(
+        f"""
+        WITH kinds AS (
+            SELECT rank, kind, sum(steps) AS steps, max(step + steps) AS ended FROM loop
+            WHERE kind IN (SELECT unnest(?::BIGINT[])) GROUP BY rank, kind
+        ), ranks AS (
+            SELECT rank, min(step) + {WARM_UP_STEPS} AS begun FROM loop GROUP BY rank
+        )
+        SELECT rank, kind FROM kinds JOIN ranks USING (rank)
+        WHERE ended <= begun AND {FEWEST_LATER_STEPS} <= (
+            SELECT sum(steps) FROM kinds later WHERE later.rank = kinds.rank AND later.ended > begun
+        )
+        """,
+        [training],
+    ).fetchall()
+    return set(rows)
 
 
 def iterations(trace: Trace, samples: int | None = None) -> list[Iteration]:
@@ -441,15 +483,12 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
             FROM candidates WHERE {of_size} GROUP BY rank, kind, are_all
         ), totals AS (
             SELECT rank, kind, sum(steps) AS steps, count(*) FILTER (rung <> {BARE}) AS recorded,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns,
-                   sum(steps * (dur_ns + coalesce(before_ns, 0))) / sum(
-                       sum(steps * (dur_ns + coalesce(before_ns, 0)))
-                   ) OVER (PARTITION BY rank) AS share
+                   sum(steps * (dur_ns + coalesce(before_ns, 0))) AS ns
             FROM loop WHERE {of_size} GROUP BY rank, kind
         )
-        SELECT rank, kind, c.steps, recorded, share, m.ns, times, weights, in_bursts, are_all, numbers, distances,
-               waits, gaps, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns, samples,
-               coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
+        SELECT rank, kind, c.steps, recorded, c.ns AS total_ns, m.ns, times, weights, in_bursts, are_all, numbers,
+               distances, waits, gaps, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns,
+               samples, coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
     )
@@ -460,12 +499,26 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
     # where a device limits, the host's additional time passes while the device works
     hook_costs = {} if on_device else idle_hook_costs(con, run)
     overlaps = overlap.overlaps(con)
+    beginning = beginning_kinds(con, run)
     found = []
-    for entry in _representative([dict(zip(names, row, strict=True)) for row in rows]):
+    for entry in _with_shares(_representative([dict(zip(names, row, strict=True)) for row in rows]), beginning):
         key = entry["rank"], entry["kind"]
         iteration = _iteration(entry, paces.get(key), busy.get(key, 0.0), hook_costs.get(key, IdleHookCost()))
-        found.append(iteration._replace(overlap=overlaps.get(key)))
+        found.append(iteration._replace(overlap=overlaps.get(key), is_beginning=key in beginning))
     return found
+
+
+def _with_shares(entries: Sequence[dict[str, Any]], beginning: Set[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield entries with the share of each kind in its rank's time, see `Iteration.share`."""
+    whole: Counter[int] = Counter()
+    own: Counter[int] = Counter()
+    for entry in entries:
+        total_ns = entry["total_ns"] or 0
+        whole[entry["rank"]] += total_ns
+        own[entry["rank"]] += total_ns if (entry["rank"], entry["kind"]) not in beginning else 0
+    for entry in entries:
+        total = (whole if (entry["rank"], entry["kind"]) in beginning else own)[entry["rank"]]
+        yield {**entry, "share": (entry["total_ns"] or 0) / total if total else 0.0}
 
 
 def _representative(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def true_trace(
     """
     run = Run.of(run)
     if table.has_table(con, "merged"):
-        find_alike(con, kind)
+        find_alike(con, run, kind)
     else:
         merge(con, run, kind)
     return Trace(con, run, rungs_of(con, run), path)
@@ -113,7 +113,7 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
     `MERGED_COLUMNS`. It is empty if no step was recorded.
     """
     table.create(con, "merged", (*COLUMNS, *MERGED_COLUMNS))
-    find_alike(con, kind)
+    find_alike(con, run, kind)
     template_step = _choose_template(con)
     if template_step is None:
         return
@@ -149,7 +149,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
 
 
-def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
+def find_alike(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> None:
     """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
     their spans.
 
@@ -162,10 +162,14 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
 
     Args:
         con: holds `spans`, and `loop` if there is one.
-        kind: kind of step; default: the recorded kind whose steps took most of the program's time.
+        run: content of `run.json`.
+        kind: kind of step; default: the recorded kind whose steps took most of the program's time, and do not only
+            begin it.
     """
     if not table.has_table(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
+    beginning = ", ".join(f"({rank}, {number})" for rank, number in iterations.beginning_kinds(con, run))
+    beginning_last = f"(min(rank), step_kind) IN ({beginning})," if beginning else ""
     requested = "NULL::INTEGER" if kind is None else str(int(kind))
     con.execute(
         f"""
@@ -191,7 +195,7 @@ def find_alike(con: duckdb.DuckDBPyConnection, kind: int | None = None) -> None:
             LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
                        WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
             GROUP BY step_kind
-            ORDER BY bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST,
+            ORDER BY {beginning_last} bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST,
                      CASE WHEN NOT EXISTS (FROM loop) THEN sum(dur_ns) END DESC NULLS LAST, step_kind LIMIT 1
         ), kind_steps AS (
             SELECT * FROM rank_steps
