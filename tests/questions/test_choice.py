@@ -229,6 +229,7 @@ def test_calls_that_a_setting_slows_down_are_subtracted(tmp_path: Path) -> None:
     )
     (piece,) = choice.pieces(timed_graph_of(net(), tmp_path, ns))
     assert piece.gain.value == pytest.approx((2 * 40_000 - 40_000) / 1e6)
+    assert piece.trial == "onednn=off"
 
 
 class Attention(nn.Module):

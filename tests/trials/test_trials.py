@@ -55,7 +55,7 @@ def test_every_name_is_that_of_a_trial_and_other_names_and_values_are_refused() 
         "threads",
         "threads=x",
         "autocast=int8",
-        "onednn=off",
+        "onednn=maybe",
         "sdpa=fast",
         "malloc=give",
         "",
@@ -224,17 +224,19 @@ def test_memory_is_kept_in_threads_too() -> None:
     assert int(said.stdout) < 1000  # with MALLOC_TOP_PAD_ alone 41,000, as installed 100,000
 
 
-def test_onednn_is_switched_on_again_in_each_call() -> None:
-    module, trial = network(), OneDnn("on")
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_onednn_is_switched_again_in_each_call(value: str) -> None:
+    module, trial, is_on = network(), OneDnn(value), value == "on"
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     try:
-        torch._C._set_mkldnn_enabled(False)
+        torch._C._set_mkldnn_enabled(not is_on)
         assert trial.already_applied(facts()) is None
         trial.before(module, (IMAGES,), {})
-        torch._C._set_mkldnn_enabled(False)
+        assert trial.already_applied(facts()) == f"oneDNN was already {value}"
+        torch._C._set_mkldnn_enabled(not is_on)
         module(IMAGES)
-        assert torch._C._get_mkldnn_enabled()
+        assert torch._C._get_mkldnn_enabled() == is_on
         assert trial.applied
     finally:
         torch._C._set_mkldnn_enabled(True)

@@ -121,7 +121,7 @@ def _onednn(timed_graph: TimedGraph, convolutions: tuple[int, ...]) -> Iterator[
                 change,
                 f"oneDNN is slower here than torch's own kernels, in {len(change.nodes)} calls in total",
                 "torch.backends.mkldnn.enabled = False",
-                None,
+                "onednn=off",
             )
         return
     change = setting(timed_graph, ONEDNN_OFF, nodes=convolutions)

@@ -61,11 +61,13 @@ class Interop(Trial):
 
 
 class OneDnn(Trial):
-    """oneDNN is on in outermost calls, whatever the program sets."""
+    """oneDNN is on, or off, in outermost calls, whatever the program sets."""
 
     def __init__(self, value: str = "") -> None:
         super().__init__(value)
-        require_on("onednn", value)
+        if value not in ("", "on", "off"):
+            raise UsageError(f"onednn={value}: write onednn=on or onednn=off")
+        self.is_on = value != "off"
 
     def start(self) -> None:
         """See `Trial`."""
@@ -80,19 +82,20 @@ class OneDnn(Trial):
 
         if not torch.backends.mkldnn.is_available():
             return
-        self._switch_on()
-        module.register_forward_pre_hook(self._switch_on)  # a program may switch it off again between two calls
+        self._switch()
+        module.register_forward_pre_hook(self._switch)  # a program may switch it back between two calls
 
-    def _switch_on(self, *_: Any) -> None:
+    def _switch(self, *_: Any) -> None:
         import torch
 
-        if not torch._C._get_mkldnn_enabled():
-            torch._C._set_mkldnn_enabled(True)
-            self.record_change("oneDNN is switched on")
+        if torch._C._get_mkldnn_enabled() != self.is_on:
+            torch._C._set_mkldnn_enabled(self.is_on)
+            self.record_change(f"oneDNN is switched {'on' if self.is_on else 'off'}")
 
     def already_applied(self, facts: Mapping[str, Any]) -> str | None:
         """See `Trial`."""
-        return "oneDNN was already on" if facts.get("onednn") else None
+        is_same = facts.get("onednn") is not None and bool(facts["onednn"]) == self.is_on
+        return f"oneDNN was already {'on' if self.is_on else 'off'}" if is_same else None
 
 
 class Malloc(Trial):

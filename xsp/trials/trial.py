@@ -3,7 +3,7 @@
 ```
 threads=N            torch computes with N threads
 interop=N            and runs up to N operators of compiled code at once
-onednn=on            oneDNN is not switched off
+onednn=on            oneDNN is not switched off (onednn=off: it is)
 tf32=on              matrix products and convolutions of a GPU in TF32
 cudnn_benchmark=on   cuDNN chooses its algorithms by timing them
 channels_last        weights and inputs of convolutions with the channels last
