@@ -36,8 +36,8 @@ class Signal(enum.Enum):
 
 
 Listener: TypeAlias = Callable[[Signal, object], "bool | None"]
-"""What receives signals. It returns True if a call that begins is part of no step: it is not recorded, and its end not
-signalled."""
+"""What receives signals. It returns True if a call that begins is part of no step: it is not recorded, its end is not
+signalled, and calls in it are outermost."""
 
 
 class Kernels(str, enum.Enum):

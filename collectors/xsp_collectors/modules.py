@@ -95,8 +95,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renumber_thread)
 
 IN_DATA = 1 << 20
-"""Least depth of a thread during a wait for data, or a call between steps: modules that a loader calls in the program's
-own thread (transforms of images) are part of the wait, and neither begin a step nor belong to one."""
+"""Depth of a thread during a wait for data: modules that a loader calls in the program's own thread (transforms of
+images) are part of the wait, and neither begin a step nor belong to one."""
 
 
 class ModuleCalls(Collector):
@@ -336,8 +336,8 @@ def _wrap(
         padding = None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
-            if inputs is False:
-                return _call_apart(state, call, args, kwargs)
+            if inputs is False:  # a model that is called in it is outermost
+                return call(*args, **kwargs)
             padding = language.padding(args, kwargs) if mode == _DESCRIBE else None
         elif mode <= _OUTERMOST:
             return call(*args, **kwargs)
@@ -373,15 +373,6 @@ def _wrap(
     # in inner calls whose times are not needed, the wrapper is torch's own method, at no cost
     inside = _plain_call.__code__.replace(co_freevars=full.co_freevars) if is_plain else full
     return __call__, set_mode
-
-
-def _call_apart(state: list[int], call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a call that is part of no step: the calls in it are neither signalled nor recorded."""
-    state[0] = IN_DATA
-    try:
-        return call(*args, **kwargs)
-    finally:
-        state[0] = 0
 
 
 def _plain_call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -400,3 +400,20 @@ def test_an_error_in_a_call_between_steps_leaves_the_next_ones_as_they_are(tmp_p
             Breaks()(x)
 
     assert kinds_of(recorded(tmp_path / "run", [predict] * 100)) == {"Linear 2×4": 100}
+
+
+def test_a_model_that_hides_in_a_module_without_parameters_has_steps(tmp_path: Path) -> None:
+    net, hidden, x = torch.nn.Linear(4, 4).eval(), torch.nn.Linear(4, 2).eval(), torch.ones(2, 4)
+
+    class Hides(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.members = [hidden]
+
+        def forward(self, x: Any) -> Any:
+            return self.members[0](x)
+
+    hides = Hides()
+    with torch.no_grad():
+        trace = recorded(tmp_path / "run", [lambda: net(x)] * 40 + [lambda: hides(x)] * 60)
+    assert sorted(kinds_of(trace).values()) == [40, 60]
