@@ -614,7 +614,9 @@ def test_the_command_shows_one_screen(
     [
         (["--fill", "nothing"], "not a duration"),
         (["--fill", "0s"], "not a duration"),
+        (["--device", "no such device"], "here are cpu"),
         (["--device", "no such device"], "no ceiling of the device"),
+        (["--device", "H20"], "did you mean H200"),
         (["--like", "beef"], "is not one environment"),
         (["--like", "beef", "--device", "H100"], "--like"),
     ],

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp import atomic, cached, processes
 from xsp.clock import monotonic_ns
-from xsp.errors import AnalysisError, UsageError
+from xsp.errors import AnalysisError, UsageError, nearest
 from xsp.run import Run
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def ceiling_by_user_name(name: str) -> Ceiling:
     The `name` of the result is that of the form.
 
     Raises:
-        AnalysisError: there is no such entry.
+        AnalysisError: there is no such entry; the name may also have been meant to be that of a device here.
     """
     if _matching_entries(name):
         return ceiling(name)
@@ -150,7 +150,15 @@ def ceiling_by_user_name(name: str) -> Ceiling:
         if words and words <= _words(form_name)
     ]  # fmt: skip
     if not forms:
-        return ceiling(name)
+        from xsp.device import devices
+
+        products = [product for entry in _entries(os.environ.get(VARIABLE)) for product in entry["names"]]
+        models = [word for product in products for word in product.split() if re.fullmatch(r"[A-Z]+\d+\w*", word)]
+        raise AnalysisError(
+            f"there is no device {name!r} here (here are {', '.join(devices.ids())}), and no ceiling of the device of "
+            "that name: write one of those here or a product (H200), or quote yours in a file like "
+            f"xsp/device/devices.toml and name that file in {VARIABLE}{nearest(name, [*models, *products])}"
+        )
     return max(forms, key=lambda form: (form.peak() or 0, form.bytes_per_s))
 
 

@@ -36,13 +36,13 @@ def of(name: str) -> Device:
     if name == Processor.kind:
         return Processor()
     if not is_id(name):
-        raise DeviceError(f"there is no device {name!r}{nearest(name, kinds())}; here are {', '.join(_ids())}")
+        raise DeviceError(f"there is no device {name!r}{nearest(name, kinds())}; here are {', '.join(ids())}")
     if (numbers and not numbers[0].isdecimal()) or kind == Processor.kind:
         raise DeviceError(f"{name!r} is not a device: write {kind}{':0' * (kind != Processor.kind)}")
     index, made = int(numbers[0] if numbers else 0), _class(kind)
     if index >= made.count():
         reason = made.absence() if not made.count() else ""
-        raise DeviceError(f"there is no device {name} here{reason and f' ({reason})'}; here are {', '.join(_ids())}")
+        raise DeviceError(f"there is no device {name} here{reason and f' ({reason})'}; here are {', '.join(ids())}")
     return made(index)
 
 
@@ -114,5 +114,6 @@ def _class(kind: str) -> type[Device]:
     return made
 
 
-def _ids() -> list[str]:
+def ids() -> list[str]:
+    """Return the identifiers of the devices of this machine, the processor first."""
     return [device.id for device in present()]
