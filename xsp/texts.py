@@ -133,3 +133,14 @@ def parse_bytes(text: str) -> int | None:
     match = _FIGURE.fullmatch(text.strip().lower())
     size = float(match[1]) * _BYTES.get(match[2], 0) if match is not None else 0.0
     return max(1, round(size)) if 0 < size < MAX_BYTES else None
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text in at most `width` columns of a terminal, without its middle if necessary."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    before = (width - 1) // 2
+    after = width - 1 - before
+    return set_cell_size(text, before) + "…" + set_cell_size(text[::-1], after)[::-1]

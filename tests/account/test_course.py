@@ -211,12 +211,17 @@ def test_a_step_that_begins_a_training_is_no_kind_of_its_own(trains: bool) -> No
     if trains:
         assert accounted.main.share == 1
         assert "of the loop)" not in text
+        assert "By kind of step" not in text
         assert "The first iteration took 3.00 of 5.01 s (60 %) of the program's loop" in " ".join(text.split())
         assert about_kinds == []
         assert [entry.ms for entry in first] == [pytest.approx(3000, rel=0.01)]
     else:
         assert accounted.main.share == pytest.approx(0.4, rel=0.01)
         assert "kind 1 (40 % of the loop)" in text
+        assert (
+            "By kind of step: kind 0: 1 × 3.00 s (60 % of the time); kind 1: 100 × 20.1 ms (40 % of the time)."
+            in " ".join(text.split())
+        )
         assert "steps of other kinds take 60 % of the loop's time: kind 0 (60 %)" in about_kinds[0]
         assert first == []
 

@@ -92,8 +92,8 @@ def test_the_first_screen_states_each_kind_and_describes_the_one_with_most_time(
     trace = xsp.load(served(tmp_path / "t.json", SYNCHRONOUS))
     screen = firstscreen.first_screen(trace)
     assert "prefill (57 % of the loop)" in screen.heading
-    assert "prefill 2 × " in screen.kinds
-    assert "decode 6 × 500 µs (43 % of the time, device 80 %, 16000 tokens/s)" in screen.kinds
+    assert "prefill: 2 × " in screen.kinds
+    assert "decode: 6 × 500 µs (43 % of the time, device 80 %, 16000 tokens/s)" in screen.kinds
     assert len(firstscreen.text(screen, 100).splitlines()) <= firstscreen.MOST_LINES
 
 

@@ -25,9 +25,9 @@ from xsp.analyses.answers import AnswerTable
 from xsp.errors import OutputError
 from xsp.report import charts, firstscreen, headline, html, lanes, loop, packed, text, timeline
 from xsp.report.fitting import shorten_distinctly
-from xsp.report.shortening import shortened
 from xsp.schema import Level
 from xsp.testing import spans, trace_of, with_loop
+from xsp.texts import shortened
 
 HOSTILE = "</script><script>window.hacked=1</script>[red]"
 

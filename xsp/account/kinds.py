@@ -11,7 +11,7 @@ from xsp.account.windows import windows
 from xsp.schema import Kind
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
-from xsp.texts import ms_text, number
+from xsp.texts import ms_text, number, shortened
 
 
 class KindFigures(NamedTuple):
@@ -97,23 +97,38 @@ def _tokens(trace: Trace) -> dict[tuple[int, int | None], tuple[float | None, fl
 
 
 def sentence(trace: Trace, account: Account) -> str:
-    """Return a sentence on each kind of step of the rank that stands for the program; empty if none has a name."""
+    """Return a sentence on each kind of step of the rank that stands for the program.
+
+    It is empty if none has a name and, of a run, if the others than the main one take next to no time.
+    """
     main = account.job
-    own = [each for each in kinds(trace, account) if main is not None and each.rank == main.rank and each.name]
-    if not own:
+    if main is None:
         return ""
-    return f"By kind of step: {'; '.join(map(_in_words, own[:MOST_KINDS]))}."
+    beginning = {each.kind for each in account.iterations if each.rank == main.rank and each.is_beginning}
+    own = [each for each in kinds(trace, account) if each.rank == main.rank and each.kind not in beginning]
+    named = [each for each in own if each.name]
+    if trace.run.imported is None and (len(named) < 2 or named[0].share > 1 - MIN_OTHERS_SHARE):
+        return ""
+    more = f"; and {len(named) - MOST_KINDS} more" if len(named) > MOST_KINDS else ""
+    return f"By kind of step: {'; '.join(map(_in_words, named[:MOST_KINDS]))}{more}." if named else ""
 
 
 MOST_KINDS = 4
 
+MIN_OTHERS_SHARE = 0.1
+"""Least share of a run's time in other kinds of steps than the one with most for all to be named."""
+
+MAX_NAME = 40
+"""Most characters of the name of a kind."""
+
 
 def _in_words(each: KindFigures) -> str:
+    name = shortened(each.name, MAX_NAME)
     if each.time.ms is None:
-        return f"{each.name} {each.iterations:,} steps of unknown time"
+        return f"{name}: {each.iterations:,} steps of unknown time"
     details = [f"{100 * each.share:.0f} % of the time"]
     if each.busy_ms is not None:
         details.append(f"device {100 * each.busy_ms / each.time.ms:.0f} %")
     if each.tokens_per_s:
         details.append(f"{number(each.tokens_per_s)} tokens/s")
-    return f"{each.name} {each.iterations:,} × {ms_text(each.time.ms)} ({', '.join(details)})"
+    return f"{name}: {each.iterations:,} × {ms_text(each.time.ms)} ({', '.join(details)})"

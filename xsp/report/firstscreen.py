@@ -24,12 +24,11 @@ from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
 from xsp.health.finding import Finding, Severity
-from xsp.report.shortening import shortened
 from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
 from xsp.store.trace import Trace
-from xsp.texts import counted, ms_text, number
+from xsp.texts import counted, ms_text, number, shortened
 
 MOST_LINES = 25
 MOST_PIECES = 3
@@ -88,7 +87,7 @@ class FirstScreen:
     """Name of the trace, with which the heading begins."""
 
     kinds: str = ""
-    """A sentence on each kind of step that an engine annotated; empty without such kinds."""
+    """A sentence on each kind of step, if there are several, or on the requests of an engine; else empty."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -124,8 +123,16 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         f"where the time of {_subject(accounted)} goes",
         trace.run.budget,
         trace.name,
-        (kinds_sentence(trace, accounted) if trace.run.imported is not None else "") or requests_sentence(trace),
+        _on_kinds(trace, accounted),
     )
+
+
+def _on_kinds(trace: Trace, accounted: Account) -> str:
+    """Return the sentence on kinds of steps, or on requests; of a run, which knows what each waits for, on requests."""
+    on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
+    if trace.run.imported is not None and on_kinds:
+        return on_kinds
+    return requests_sentence(trace) or on_kinds
 
 
 def _limit(trace: Trace, accounted: Account) -> str:

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from xsp.device import kernelnames
-from xsp.report.shortening import shortened
 from xsp.scrub import plain
+from xsp.texts import shortened
 
 LEAST_NAME_WIDTH, LEAST_MAIN_NAME_WIDTH = 14, 24
 """Least widths of names, and of the name that a table is about: columns are left out before names become shorter."""
