@@ -213,7 +213,6 @@ def names_part() -> str:
     """Return the part on the attributes of spans and resources."""
     sent = [c for c in COLUMNS if c.attribute is not None]
     other = [f"`{c.attribute}` (column `{c.name}`)" for c in sent if c.attribute != f"xsp.{c.name}"]
-    plain = [f"`{c.name}`" for c in sent if c.attribute == f"xsp.{c.name}"]
     fields = ", ".join(f"`{c.name}`" for c in COLUMNS if c.attribute is None)
     return "\n".join(
         [
@@ -222,8 +221,8 @@ def names_part() -> str:
             "",
             "### On spans, from columns",
             "",
-            f"These columns are attributes, with `xsp.` before their name: {', '.join(plain)}.",
-            f"Others: {', '.join(other)}." if other else "",
+            "The other columns are attributes, with `xsp.` before their name.",
+            f"Other names: {', '.join(other)}." if other else "",
             "",
             "`xsp.level` has the name of the level, not its number. What `attributes` holds is sent key by key: a key",
             f"with a dot under its own name, another one under `{semconv.PREFIX}`. `process.pid` and `xsp.rank` are",
@@ -251,7 +250,7 @@ def cli_page() -> str:
     parser = _parser()
     found = commands(parser)
     described = [pair for command in found.values() for pair in map(describe, visible_arguments(command))]
-    shared = {pair for pair in described if pair[0].startswith("`-") and described.count(pair) > 2}
+    shared = {pair for pair in described if pair[0].startswith("`-") and described.count(pair) > 1}
     lines = [
         NOTICE,
         "",

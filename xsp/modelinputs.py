@@ -213,7 +213,10 @@ class _ArgumentMaker:
             "encoder_hidden_states": lambda: [(self.batch, self.sequence, self._hidden_size())],
             "latents": self._latents,
             "past_values": self._series,
-            "inputs": lambda: [(self.batch, self.sequence), (self.batch, self.sequence, self._perceiver_width())],
+            "inputs": lambda: [
+                (self.batch, self.sequence),
+                (self.batch, self.sequence, self.sizes.number(64, "d_model", "hidden_size")),
+            ],
         }
         if name.endswith("grid_thw"):
             return [self._grid()]
@@ -221,9 +224,6 @@ class _ArgumentMaker:
 
     def _hidden_size(self) -> int:
         return self.sizes.number(64, "hidden_size", "d_model", "embed_dim")
-
-    def _perceiver_width(self) -> int:
-        return self.sizes.number(64, "d_model", "hidden_size")
 
     def _grid(self) -> tuple[int, int, int]:
         merge_size = self.sizes.number(2, "spatial_merge_size")

@@ -651,7 +651,10 @@ class Log:
                 engine for engine in list(self._requests) if not engine.running
             ]  # before: a step may begin and end now
             found: dict[Engine, tuple[list[tuple[int, EngineStep]], list[RequestAccount]]] = {}
-            self._compiled = self._latest_compilations()
+            # Start and end of the latest compilations, on the monotonic clock.
+            latest = self._compilations() if self._entries else ()
+            offset_ns = clock.anchor().offset_ns if latest else 0
+            self._compiled = [(start_ns - offset_ns, end_ns - offset_ns) for start_ns, end_ns in latest]
             for _ in range(len(self._entries)):
                 engine, operation, arguments = self._entries.popleft()
                 try:
@@ -687,12 +690,6 @@ class Log:
         found[1].extend(getattr(requests, operation)(*arguments) or ())
         if operation == "close":
             del self._requests[engine]
-
-    def _latest_compilations(self) -> list[tuple[int, int]]:
-        """Return start and end of the latest compilations, on the monotonic clock."""
-        latest = self._compilations() if self._entries else ()
-        offset_ns = clock.anchor().offset_ns if latest else 0
-        return [(start_ns - offset_ns, end_ns - offset_ns) for start_ns, end_ns in latest]
 
     def _valid(self, parts: Sequence[Any]) -> Iterable[Part]:
         """Return the valid parts of a step."""

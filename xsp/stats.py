@@ -274,7 +274,9 @@ def median_ratio_interval(values: Sequence[float], others: Sequence[float]) -> I
         statistics.median(draw.choices(values, k=len(values))) / statistics.median(draw.choices(others, k=len(others)))
         for _ in range(RESAMPLES)
     ]
-    return _of_resamples(percentile(values, 0.5) / percentile(others, 0.5), ratios)
+    return Interval(
+        percentile(ratios, 1 - UPPER), percentile(values, 0.5) / percentile(others, 0.5), percentile(ratios, UPPER)
+    )
 
 
 BATCHES = 20
@@ -440,10 +442,6 @@ def _winsorised_variance(ordered: Sequence[float], inner: range) -> float:
     """Return the variance of sorted values of which those outside `inner` are replaced by its first and last value."""
     low, high = ordered[inner[0]], ordered[inner[-1]]
     return statistics.variance([min(max(value, low), high) for value in ordered])
-
-
-def _of_resamples(value: float, resampled: Sequence[float]) -> Interval:
-    return Interval(percentile(resampled, 1 - UPPER), value, percentile(resampled, UPPER))
 
 
 def resampled_ends(resampled: Array) -> Array:

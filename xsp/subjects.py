@@ -292,9 +292,9 @@ def _settings(module: Any) -> tuple[Hashable, ...]:
     return tuple(
         (name, value)
         for name, value in vars(module).items()
-        if name != "training" and (isinstance(value, _SCALARS) or _is_scalar_tuple(value))
+        if name != "training"
+        and (
+            isinstance(value, _SCALARS)
+            or (isinstance(value, tuple) and all(isinstance(element, _SCALARS) for element in value))
+        )
     )
-
-
-def _is_scalar_tuple(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(element, _SCALARS) for element in value)

@@ -71,13 +71,12 @@ def spans(text: str, **columns: Any) -> list[Span]:
         start, end = (round(float(time) * 1000) for time in times.split("-"))
         level = LEVELS[Kind(kind)]
         values = {"level": level, "process": 1, "thread": 1, **_NO_THREAD.get(level, {}), **columns}
-        values |= {column: _value(value) for column, value in (assignment.split("=", 1) for assignment in assignments)}
+        values |= {
+            column: None if value == "None" else int(value) if value.lstrip("-").isdigit() else value
+            for column, value in (assignment.split("=", 1) for assignment in assignments)
+        }
         rows.append(Span(kind=kind, name=name, start_ns=start, dur_ns=end - start)._replace(**values))
     return rows
-
-
-def _value(text: str) -> Any:
-    return None if text == "None" else int(text) if text.lstrip("-").isdigit() else text
 
 
 def tree(step: Iterable[Span]) -> str:

@@ -133,7 +133,10 @@ class ContinuousBatching(MethodWrapper):
         if served is not None:
             with self._guarded():
                 for request, at_ns in cancelled:
-                    if not _is_known(processor.scheduler, request):
+                    if not (
+                        request in processor.scheduler.active_requests
+                        or request in processor.scheduler.waiting_requests
+                    ):
                         served.engine.finish(request, CANCELLED, at_ns)
                 if has_batch:
                     served.begin(_batch(processor))
@@ -254,10 +257,6 @@ def _part(each: Any) -> tuple[Any, str, int, int]:
     state = each.state
     phase = PREFILL if state.position_offset <= len(state.initial_tokens) else DECODE
     return state.request_id, phase, each.query_length, int(each.has_new_token)
-
-
-def _is_known(scheduler: Any, request: Any) -> bool:
-    return request in scheduler.active_requests or request in scheduler.waiting_requests
 
 
 def _ns(seconds: float) -> int:

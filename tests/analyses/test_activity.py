@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
+from asking import ask_rounded as ask
 
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
 from xsp.schema import Span
-from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
 # two streams and a copy, in µs: 100-200 computes, 150-300 communicates, 290-320 copies, 400-500 computes
@@ -21,11 +20,6 @@ DEVICE = """
     copy Memcpy                                       290-320 stream=3
     kernel vectorized_elementwise_kernel              400-500
 """
-
-
-def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
-    rows = ANALYSES[name](trace).select(columns).fetchall()
-    return [tuple(round(cell, 6) if isinstance(cell, float) else cell for cell in row) for row in rows]
 
 
 def test_what_overlaps_counts_once_and_hidden_communication_is_told_from_exposed() -> None:

@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import ask_rounded as ask
 
 from xsp import load
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError
 from xsp.schema import Span
 from xsp.store.skew import ClockDifference, ClockOffset, align
-from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-
-
-def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
-    rows = ANALYSES[name](trace).select(columns).fetchall()
-    return [tuple(round(cell, 6) if isinstance(cell, float) else cell for cell in row) for row in rows]
 
 
 def stated(name: str, elements: int, dtype: str = "Float", ranks: int = 4) -> str:

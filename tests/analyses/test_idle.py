@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
+from asking import ask
 
 import xsp
-from xsp.analyses import ANALYSES
 from xsp.analyses.idle import LAUNCH_NS
-from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-
-
-def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
-    return ANALYSES[name](trace).select(columns).fetchall()
 
 
 def causes(text: str) -> dict[str, float]:

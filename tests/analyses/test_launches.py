@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from asking import ask
 
-from xsp.analyses import ANALYSES
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -34,10 +32,6 @@ FLAWED = """
     kernel early                1300-1301 correlation_id=9
     launch cudaLaunchKernel     1302-1303 correlation_id=9
 """
-
-
-def ask(name: str, trace: Trace, columns: str) -> list[tuple[Any, ...]]:
-    return ANALYSES[name](trace).select(columns).fetchall()
 
 
 @pytest.fixture(scope="module")

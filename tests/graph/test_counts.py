@@ -20,6 +20,8 @@ from xsp.graph import work
 from xsp.graph.node import Graph
 
 torch = pytest.importorskip("torch")
+from graphruns import graph_of  # noqa: E402
+
 nn = torch.nn
 dispatch = pytest.importorskip("torch.utils._python_dispatch")
 
@@ -56,14 +58,6 @@ def products(function: Callable[..., object], *tensors: Any) -> int:
     with Products() as counter:
         function(*[tensor.detach().requires_grad_() for tensor in tensors])
     return counter.total
-
-
-def graph_of(function: Callable[..., object], *tensors: Any) -> Graph:
-    class Model(nn.Module):
-        def forward(self, *given: Any) -> object:
-            return function(*given)
-
-    return xsp.graph.of(Model(), *tensors)
 
 
 def counted(function: Callable[..., object], *tensors: Any) -> int | None:

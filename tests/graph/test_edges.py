@@ -12,22 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import xsp
 from xsp.graph import files, regions
 from xsp.graph.draft import Draft
 from xsp.graph.measures import measures
 from xsp.graph.node import EdgeKind, Graph, Source
 
 torch = pytest.importorskip("torch")
+from graphruns import graph_of  # noqa: E402
+
 nn = torch.nn
-
-
-def graph_of(function: Callable[..., object], *tensors: Any) -> Graph:
-    class Model(nn.Module):
-        def forward(self, *given: Any) -> object:
-            return function(*given)
-
-    return xsp.graph.of(Model(), *tensors)
 
 
 def longest(function: Callable[..., object], *tensors: Any) -> int:

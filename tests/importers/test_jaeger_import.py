@@ -30,11 +30,6 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(small_run, tmp_path_factory.mktemp("jaeger-import") / "run")
 
 
-@pytest.fixture(scope="module")
-def original(small_whole: Snapshot) -> Snapshot:
-    return small_whole
-
-
 def steps_of(run: Path) -> list[str]:
     return [trace for (trace,) in xsp.load(run).sql("SELECT DISTINCT trace_id FROM spans ORDER BY ALL").fetchall()]
 
@@ -49,19 +44,21 @@ def in_jaeger(run: Path, jaeger: Jaeger) -> list[str]:
 
 
 @pytest.mark.jaeger
-def test_all_steps_by_url_give_the_same_tables(run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger) -> None:
+def test_all_steps_by_url_give_the_same_tables(
+    run: Path, small_whole: Snapshot, tmp_path: Path, jaeger: Jaeger
+) -> None:
     urls = [f"{jaeger.query}/trace/{trace}" for trace in in_jaeger(run, jaeger)]
     assert cli.main(["import", *urls, "-o", str(tmp_path / "back")]) == 0
     back = xsp.load(tmp_path / "back")
-    assert rows(back) == original.rows
-    assert tables(back) == original.tables
+    assert rows(back) == small_whole.rows
+    assert tables(back) == small_whole.tables
     assert back.run["id"] == xsp.load(run).run["id"]
 
 
 @pytest.mark.jaeger
-def test_a_trace_by_url_and_by_its_id(run: Path, original: Snapshot, jaeger: Jaeger) -> None:
+def test_a_trace_by_url_and_by_its_id(run: Path, small_whole: Snapshot, jaeger: Jaeger) -> None:
     trace, *_ = in_jaeger(run, jaeger)
-    expected = [row for row in original.rows if row[0] == trace]
+    expected = [row for row in small_whole.rows if row[0] == trace]
     for back in (
         xsp.load(jaeger.query, trace_id=trace),
         xsp.load(f"{jaeger.query}/api/v3/traces/{trace}"),
@@ -87,7 +84,7 @@ def test_an_overview_brings_its_details(run: Path, tmp_path: Path, jaeger: Jaege
 
 @pytest.mark.jaeger
 def test_the_pages_download_keeps_durations_whole(
-    run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger
+    run: Path, small_whole: Snapshot, tmp_path: Path, jaeger: Jaeger
 ) -> None:
     traces = in_jaeger(run, jaeger)
     files = []
@@ -104,11 +101,11 @@ def test_the_pages_download_keeps_durations_whole(
 
 
 @pytest.mark.jaeger
-def test_the_api_answer_as_a_file(run: Path, original: Snapshot, tmp_path: Path, jaeger: Jaeger) -> None:
+def test_the_api_answer_as_a_file(run: Path, small_whole: Snapshot, tmp_path: Path, jaeger: Jaeger) -> None:
     trace, *_ = in_jaeger(run, jaeger)
     file = tmp_path / "answer"
     file.write_text(json.dumps(fetch_json(f"{jaeger.query}/api/v3/traces/{trace}")))
-    assert rows(xsp.load(file)) == [row for row in original.rows if row[0] == trace]
+    assert rows(xsp.load(file)) == [row for row in small_whole.rows if row[0] == trace]
 
 
 @pytest.mark.jaeger

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from enginetraces import box
 
 import xsp
 from xsp.analyses import counters_by_kernel, counters_by_operator, operators
@@ -15,10 +16,6 @@ from xsp.health.checks import health
 from xsp.store.trace import Trace
 
 ADD, FMA = (f"smsp__sass_thread_inst_executed_op_f{kind}_pred_on.sum" for kind in ("add", "fma"))
-
-
-def box(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
 
 
 def counted(name: str, start: float, device: int = 0, **metrics: Any) -> dict[str, Any]:

@@ -44,11 +44,6 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(small_whole: Snapshot) -> Snapshot:
-    return small_whole
-
-
-@pytest.fixture(scope="module")
 def lines(run: Path) -> Path:
     return Path(export_run(run, run.parent / "run.jsonl"))
 
@@ -63,27 +58,27 @@ def write(path: Path, *messages: Any) -> Path:
 
 @pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
 def test_a_file_gives_the_same_spans_and_the_same_tables(
-    run: Path, original: Snapshot, tmp_path: Path, name: str
+    run: Path, small_whole: Snapshot, tmp_path: Path, name: str
 ) -> None:
     back = xsp.load(export_run(run, tmp_path / name))
-    assert rows(back) == original.rows
-    assert tables(back) == original.tables
+    assert rows(back) == small_whole.rows
+    assert tables(back) == small_whole.tables
     own = {name: value for name, value in back.run.items() if name not in ("imported", "notes")}
     assert own == {name: value for name, value in xsp.load(run).run.items() if name in own}
     assert back.run["imported"]["doubled"] == 0
 
 
 @pytest.mark.parametrize("name", ["back.jsonl", pytest.param("back.pb", marks=pytest.mark.slow)])
-def test_a_folded_trace_is_put_together_again(run: Path, original: Snapshot, tmp_path: Path, name: str) -> None:
+def test_a_folded_trace_is_put_together_again(run: Path, small_whole: Snapshot, tmp_path: Path, name: str) -> None:
     back = xsp.load(export_run(run, tmp_path / name, "--fold", "12"))
-    assert rows(back) == original.rows
-    assert representative_tables(back) == select_representative(original.tables)
+    assert rows(back) == small_whole.rows
+    assert representative_tables(back) == select_representative(small_whole.tables)
 
 
 @pytest.mark.jaeger
 @pytest.mark.parametrize("form", ["json", "proto"])
 def test_a_real_collectors_file_gives_the_same_tables(
-    run: Path, original: Snapshot, tmp_path: Path, otel_collector: Callable[..., Collector], form: str
+    run: Path, small_whole: Snapshot, tmp_path: Path, otel_collector: Callable[..., Collector], form: str
 ) -> None:
     path = tmp_path / "traces"
     collector = otel_collector(path, form)
@@ -91,8 +86,8 @@ def test_a_real_collectors_file_gives_the_same_tables(
     collector.stop()
     poll(lambda: path.is_file() and path.stat().st_size)
     back = xsp.load(path)
-    assert rows(back) == original.rows
-    assert tables(back) == original.tables
+    assert rows(back) == small_whole.rows
+    assert tables(back) == small_whole.tables
 
 
 @pytest.mark.slow
@@ -194,13 +189,13 @@ def test_another_program_alone_is_a_step_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_programs_span_lies_beside_the_step_in_its_trace(
-    run: Path, original: Snapshot, lines: Path, tmp_path: Path
+    run: Path, small_whole: Snapshot, lines: Path, tmp_path: Path
 ) -> None:
     (step,) = xsp.load(run).sql("SELECT min(trace_id) FROM spans WHERE kind = 'step'").fetchall()[0]
     other = write(tmp_path / "shop.jsonl", request(trace_id=bytes.fromhex(step)), request(trace_id=b"\x09" * 16))
     assert cli.main(["import", str(lines), str(other), "-o", str(tmp_path / "back")]) == 0
     back = xsp.load(tmp_path / "back")
-    assert representative_tables(back) == select_representative(original.tables)
+    assert representative_tables(back) == select_representative(small_whole.tables)
     assert back.sql("SELECT kind, step FROM spans WHERE name = 'GET /'").fetchall() == [("user", None)] * 2
 
 
@@ -208,18 +203,18 @@ def test_another_programs_span_lies_beside_the_step_in_its_trace(
 
 
 @pytest.mark.slow
-def test_import_writes_a_run_directory(run: Path, original: Snapshot, lines: Path, tmp_path: Path) -> None:
+def test_import_writes_a_run_directory(run: Path, small_whole: Snapshot, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "back"
     assert cli.main(["import", str(lines), "-o", str(out)]) == 0
     assert {file.name for file in rundir.segments(out)} == {file.name for file in rundir.segments(run)}
-    assert rows(xsp.load(out)) == original.rows
-    assert representative_tables(xsp.load(out)) == select_representative(original.tables)
+    assert rows(xsp.load(out)) == small_whole.rows
+    assert representative_tables(xsp.load(out)) == select_representative(small_whole.tables)
     assert cli.main(["import", str(lines), "-o", str(out)]) == 2
     assert cli.main(["import", str(lines), "-o", str(out), "--overwrite"]) == 0
 
 
 @pytest.mark.slow
-def test_several_runs_in_one_file_become_directories(run: Path, original: Snapshot, tmp_path: Path) -> None:
+def test_several_runs_in_one_file_become_directories(run: Path, small_whole: Snapshot, tmp_path: Path) -> None:
     both = tmp_path / "both.jsonl"
     other = record(tmp_path / "other", repeats=1)
     parts = [export_run(each, tmp_path / f"{name}.jsonl") for name, each in (("a", run), ("b", other))]
@@ -228,7 +223,7 @@ def test_several_runs_in_one_file_become_directories(run: Path, original: Snapsh
         xsp.load(both)
     assert cli.main(["import", str(both), "-o", str(tmp_path / "back")]) == 0
     found = [tables(xsp.load(place)) for place in xsp.runs.parts(tmp_path / "back")]
-    assert found == [original.tables, tables(xsp.load(other))]
+    assert found == [small_whole.tables, tables(xsp.load(other))]
 
 
 def test_nothing_is_left_of_an_import_that_failed(lines: Path, tmp_path: Path) -> None:
@@ -358,7 +353,7 @@ def test_a_line_that_is_too_long_is_refused_unread(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_details_that_are_missing_are_counted(run: Path, original: Snapshot, tmp_path: Path) -> None:
+def test_details_that_are_missing_are_counted(run: Path, small_whole: Snapshot, tmp_path: Path) -> None:
     sent_file = Path(export_run(run, tmp_path / "run.jsonl", "--fold", "12"))
     overview = tmp_path / "overview.jsonl"
     documents = [json.loads(line) for line in sent_file.read_text().splitlines()]
@@ -372,7 +367,7 @@ def test_details_that_are_missing_are_counted(run: Path, original: Snapshot, tmp
                 ]
     overview.write_text("".join(json.dumps(document) + "\n" for document in documents))
     back = xsp.load(overview)
-    missing = len(original.rows) - len(rows(back))
+    missing = len(small_whole.rows) - len(rows(back))
     assert missing > 0
     assert f"{missing} spans are in detail traces" in " ".join(note["text"] for note in back.run["notes"])
 

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from enginetraces import box
 
 import xsp
 from xsp.cli import main
 from xsp.ingest import sources
 from xsp.store.trace import Trace
-
-
-def box(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
-
 
 Layer = tuple[str, str, str, Any]
 """Module, operator, kernel, shapes."""

@@ -5,30 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from servicespans import of_service
 
 import xsp
 from xsp import rundir, table
-from xsp.importers.otlp import OtlpSpan, ScopeSpans
 from xsp.receiver import journal
 from xsp.receiver.commits import GroupCommit
 from xsp.receiver.journal import RunWriter
 
 PATIENCE_S = 60
-
-
-def requests(number: int) -> Iterator[ScopeSpans]:
-    """Yield a trace of a service with two spans."""
-    trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
-    own = OtlpSpan(trace, root, None, "GET /", start, start + 5_000, {})
-    yield ScopeSpans(
-        {"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")]
-    )
 
 
 def steps(place: Path) -> list[tuple[Any, ...]]:
@@ -57,7 +48,7 @@ def test_what_is_not_in_order_in_time_is_put_in_order_by_the_next_receiver(
     said = list[str]()
     receiving = RunWriter(tmp_path / "out", said.append)
     for number in range(1, 5):
-        receiving.store(requests(number))
+        receiving.store(of_service(number))
     with monkeypatch.context() as patched:
         patched.setattr(journal, "put_in_order", slow)
         begin_s = time.monotonic()
@@ -70,7 +61,7 @@ def test_what_is_not_in_order_in_time_is_put_in_order_by_the_next_receiver(
             "it is"
         ]
         with pytest.raises(xsp.errors.OutputError, match="is ending"):
-            receiving.store(requests(5))
+            receiving.store(of_service(5))
         assert steps(place) == [(number, 2, 1) for number in range(4)]
         assert any((place / rundir.INBOX).iterdir())
         following = RunWriter(tmp_path / "out", said.append)
@@ -86,7 +77,7 @@ def test_an_order_that_is_cut_off_between_two_files_is_made_again(
     """The steps of services are made of their traces: what an earlier attempt made is not taken as given."""
     receiving = RunWriter(tmp_path / "out", lambda _: None)
     for number in range(1, 5):
-        receiving.store(requests(number))
+        receiving.store(of_service(number))
     plain, written = table.write_parquet, list[Path]()
 
     def fails(con: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
@@ -150,8 +141,8 @@ def test_too_many_spans_in_one_request_are_refused_and_nothing_is_stored(
     monkeypatch.setattr(journal, "MAX_SPANS", 3)
     receiving = RunWriter(tmp_path / "out", lambda _: None)
     with pytest.raises(journal.BodyTooLarge, match="more than 3 spans"):
-        receiving.store([*requests(1), *requests(2)])
-    assert receiving.store(requests(1)).spans == 2
+        receiving.store([*of_service(1), *of_service(2)])
+    assert receiving.store(of_service(1)).spans == 2
     receiving.close()
 
 

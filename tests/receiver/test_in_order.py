@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from servicespans import of_service
 
 import xsp
 from xsp import rundir, semconv, table
@@ -73,19 +74,11 @@ def test_a_copy_that_a_file_manager_made_does_not_keep_a_receiver_from_starting(
     assert said == [f"{tmp_path / 'out' / 'net'}: 1 steps, 2 spans"]
 
 
-def _of_service(number: int) -> Iterator[ScopeSpans]:
-    trace, root, start = f"{number:032x}", f"{number:016x}", 1_000_000 * number
-    own = OtlpSpan(trace, root, None, "GET /", start, start + 5_000, {})
-    yield ScopeSpans(
-        {"service.name": "shop"}, "http", [own, own._replace(span_id="ab" * 8, parent_id=root, name="query")]
-    )
-
-
 def test_traces_of_services_become_steps_after_a_restart_of_the_receiver_too(tmp_path: Path) -> None:
     late = OtlpSpan("1".zfill(32), "cd" * 8, "1".zfill(16), "query", 999_999, 1_000_000, {})  # the first of its name
     for session in (
-        [*_of_service(1), *_of_service(2)],
-        [*_of_service(3), *_of_service(4), ScopeSpans({}, "http", [late])],
+        [*of_service(1), *of_service(2)],
+        [*of_service(3), *of_service(4), ScopeSpans({}, "http", [late])],
     ):
         receiving = RunWriter(tmp_path / "out", lambda text: None)
         receiving.store(session)
@@ -107,7 +100,7 @@ def test_what_could_not_be_put_in_order_is_put_in_order_later(
 
     said = list[str]()
     receiving = RunWriter(tmp_path / "out", said.append)
-    receiving.store(_of_service(1))
+    receiving.store(of_service(1))
     with monkeypatch.context() as patched:
         patched.setattr(journal, "put_in_order", fails)
         receiving.tidy(include_unfinished=True)

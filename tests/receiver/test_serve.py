@@ -52,11 +52,6 @@ def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(small_run, tmp_path_factory.mktemp("serve") / "run")
 
 
-@pytest.fixture(scope="module")
-def original(small_whole: Snapshot) -> Snapshot:
-    return small_whole
-
-
 def body(**fields: Any) -> bytes:
     return request(**fields).SerializeToString()
 
@@ -75,14 +70,14 @@ def many(count: int, sender: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
-def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, original: Snapshot, door: str) -> None:
+def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, small_whole: Snapshot, door: str) -> None:
     export_run(run, getattr(receiver, door))
     (place,) = receiver.runs()
     printed = receiver.end()
     back = xsp.load(place)
-    assert rows(back) == original.rows
-    assert representative_tables(back) == select_representative(original.tables)
-    assert f"{place}: {len(rundir.segments(run))} steps, {len(original.rows)} spans" in printed
+    assert rows(back) == small_whole.rows
+    assert representative_tables(back) == select_representative(small_whole.tables)
+    assert f"{place}: {len(rundir.segments(run))} steps, {len(small_whole.rows)} spans" in printed
     assert back.run["finished"] is True
     assert not (place / "arrived").exists()
 
@@ -96,16 +91,18 @@ def test_a_run_that_is_complete_is_put_in_order_while_others_arrive(receiver: Se
 
 
 @pytest.mark.slow
-def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, original: Snapshot) -> None:
+def test_a_run_that_is_sent_twice_counts_once(receiver: ServeProcess, run: Path, small_whole: Snapshot) -> None:
     export_run(run, receiver.http)
     poll(lambda: rundir.read_run(receiver.runs()[0])["finished"])
     export_run(run, receiver.grpc)
     (place,) = receiver.runs()
     receiver.end()
     back = xsp.load(place)
-    assert rows(back) == original.rows
-    assert without(representative_tables(back), "health") == without(select_representative(original.tables), "health")
-    assert back.run["received"]["doubled"] == len(original.rows)
+    assert rows(back) == small_whole.rows
+    assert without(representative_tables(back), "health") == without(
+        select_representative(small_whole.tables), "health"
+    )
+    assert back.run["received"]["doubled"] == len(small_whole.rows)
 
 
 @pytest.mark.slow
@@ -234,7 +231,7 @@ def test_overwriting_takes_away_what_was_not_in_order_yet(receiver: ServeProcess
 
 
 @pytest.mark.slow
-def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Snapshot, tmp_path: Path) -> None:
+def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, small_whole: Snapshot, tmp_path: Path) -> None:
     first = ServeProcess(tmp_path / "received")
     export_run(run, first.http, "--steps", ",".join(str(int(file.stem)) for file in rundir.segments(run)[:4]))
     first.end(signal.SIGKILL)
@@ -245,8 +242,10 @@ def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, original: Snapsho
     second.end(signal.SIGINT)
     assert second.runs() == [place]
     back = xsp.load(place)
-    assert rows(back) == original.rows
-    assert without(representative_tables(back), "health") == without(select_representative(original.tables), "health")
+    assert rows(back) == small_whole.rows
+    assert without(representative_tables(back), "health") == without(
+        select_representative(small_whole.tables), "health"
+    )
 
 
 # --- bad input ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 import fakecuda
 import pytest
 from depth import deep
+from devicekills import attach_weights, content
 from fakecuda import StandIn, attached_pids, serving, wait_for
 from sharing import StoreProcess
 from test_share_store import KIB, file_of
@@ -49,15 +50,6 @@ def there(standing: StandIn, tmp_path: Path) -> Iterator[StoreProcess]:
         yield found
 
 
-def taken(path: Path | str, folder: Path) -> devices.DeviceWeights:
-    return devices.attach(client.attach(path, folder), driver.device(0), "w", folder)
-
-
-def content(held: devices.DeviceWeights) -> bytes:
-    first = held.tensors[0]
-    return ctypes.string_at(held.mapping.address + first.offset, first.nbytes)
-
-
 def test_the_stand_in_says_what_it_is(there: StoreProcess) -> None:
     assert fakecuda.status(there.folder)["device"] == {
         "ordinal": 0, "name": "stand-in 0, no GPU", "uuid": fakecuda.UUID
@@ -74,10 +66,10 @@ def test_a_device_without_clients_is_served_for_as_long_as_the_store_runs(there:
 @pytest.mark.slow
 def test_the_first_copies_and_the_second_finds_it_on_the_device(there: StoreProcess, tmp_path: Path) -> None:
     path = file_of(tmp_path, "a", 7, 3 * MIB + 5)
-    first = taken(path, there.folder)
+    first = attach_weights(path, there.folder)
     assert not first.hit
     assert content(first) == b"\7" * (3 * MIB + 5)  # its last bytes, too: it was waited for
-    second = taken(path, there.folder)
+    second = attach_weights(path, there.folder)
     assert second.hit
     assert second.mapping.address == first.mapping.address  # a handle is open once a process
     assert attached_pids(there.folder) == [os.getpid()] * 2
@@ -94,7 +86,7 @@ def test_the_first_copies_and_the_second_finds_it_on_the_device(there: StoreProc
 
 
 def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StoreProcess, tmp_path: Path) -> None:
-    held = taken(file_of(tmp_path, "a", 7), there.folder)
+    held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
     there.wait_for([keeper])
     with pytest.raises(ShareError, match="is attached"):
@@ -109,13 +101,13 @@ def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StorePr
 
 def test_what_is_attached_on_the_device_is_never_evicted(there: StoreProcess, tmp_path: Path) -> None:
     paths = [file_of(tmp_path, str(at), at, 3 * MIB) for at in range(3)]
-    kept = taken(paths[0], there.folder)
-    taken(paths[1], there.folder)
+    kept = attach_weights(paths[0], there.folder)
+    attach_weights(paths[1], there.folder)
     wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
-    other = taken(paths[2], there.folder)  # in the place of the second
+    other = attach_weights(paths[2], there.folder)  # in the place of the second
     assert len(fakecuda.status(there.folder)["objects"]) == 2
     with pytest.raises(ShareError, match=rf"do not fit: of 8 MiB, .*\(by process {os.getpid()}\).*device-capacity"):
-        taken(paths[1], there.folder)
+        attach_weights(paths[1], there.folder)
     assert (content(kept)[:1], content(other)[:1]) == (b"\0", b"\2")
     del kept, other  # the frame of the test lives on in the error that was raised
 
@@ -124,13 +116,13 @@ def test_what_is_attached_on_the_device_is_never_evicted(there: StoreProcess, tm
 def test_memory_that_others_use_is_made_room_for_by_evicting(standing: StandIn, tmp_path: Path) -> None:
     words = ("--device-capacity", "64MiB")
     with serving(standing, tmp_path / "s", *words, STANDIN_TOTAL=str(8 * MIB)) as there:
-        first = taken(file_of(tmp_path, "a", 1, 3 * MIB), there.folder)
-        taken(file_of(tmp_path, "b", 2, 3 * MIB), there.folder)
+        first = attach_weights(file_of(tmp_path, "a", 1, 3 * MIB), there.folder)
+        attach_weights(file_of(tmp_path, "b", 2, 3 * MIB), there.folder)
         wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
-        third = taken(file_of(tmp_path, "c", 3, 3 * MIB), there.folder)
+        third = attach_weights(file_of(tmp_path, "c", 3, 3 * MIB), there.folder)
         says = rf"no room for 4 MiB: 0 B of 8 MiB are free.*attached \(by process {os.getpid()}\).*nvidia-smi"
         with pytest.raises(ShareError, match=says):
-            taken(file_of(tmp_path, "d", 4, 3 * MIB), there.folder)
+            attach_weights(file_of(tmp_path, "d", 4, 3 * MIB), there.folder)
         assert (content(first)[:1], content(third)[:1]) == (b"\1", b"\3")
         assert fakecuda.status(there.folder)["copying_bytes"] == 0
         del first, third
@@ -141,7 +133,7 @@ def test_what_was_written_is_found_and_renewed(
     way: str, there: StoreProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = file_of(tmp_path, "a", 7, 512 * KIB)
-    first = taken(path, there.folder)
+    first = attach_weights(path, there.folder)
     check = ["share", "check", "--dir", str(there.folder)]
     assert main(check) == 0
     at = first.tensors[0].offset + (0 if way == "an attachment" else 300 * KIB + 11)
@@ -154,7 +146,7 @@ def test_what_was_written_is_found_and_renewed(
     if way == "an attachment":  # the first block is always compared; the last is another's turn
         last = devicestore.sample_offsets(first.mapping.nbytes, 1)[-1]
         ctypes.memset(first.mapping.address + last, 8, 1)
-    second = taken(path, there.folder)
+    second = attach_weights(path, there.folder)
     assert not second.hit
     assert content(second) == b"\7" * 512 * KIB
     assert second.mapping.address != first.mapping.address
@@ -167,7 +159,7 @@ def test_what_was_written_is_found_and_renewed(
     del first
     gc.collect()
     wait_for(lambda: fakecuda.allocation_count(keeper) == 1)  # freed when those who had it let it go
-    assert taken(path, there.folder).hit
+    assert attach_weights(path, there.folder).hit
     assert main(check) == 0
 
 
@@ -184,8 +176,8 @@ def test_samples_have_both_ends_and_other_blocks_each_time() -> None:
 
 @pytest.mark.slow
 def test_what_serves_the_device_outlives_the_store(standing: StandIn, there: StoreProcess, tmp_path: Path) -> None:
-    held = taken(file_of(tmp_path, "a", 7), there.folder)
-    taken(file_of(tmp_path, "b", 9), there.folder)
+    held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
+    attach_weights(file_of(tmp_path, "b", 9), there.folder)
     wait_for(lambda: attached_pids(there.folder) == [os.getpid()])
     keeper = fakecuda.status(there.folder)["pid"]
     assert there.end(signal.SIGINT) == 0
@@ -194,7 +186,7 @@ def test_what_serves_the_device_outlives_the_store(standing: StandIn, there: Sto
     assert fakecuda.allocation_count(keeper) == 1  # what nobody is attached to went with the store
     assert content(held) == b"\7" * 64 * KIB
     with serving(standing, there.folder):  # the next store serves the same device beside it
-        other = taken(file_of(tmp_path, "a", 7), there.folder)
+        other = attach_weights(file_of(tmp_path, "a", 7), there.folder)
         assert not other.hit
         del other
     assert content(held) == b"\7" * 64 * KIB
@@ -206,7 +198,7 @@ def test_what_serves_the_device_outlives_the_store(standing: StandIn, there: Sto
 def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(
     there: StoreProcess, tmp_path: Path
 ) -> None:
-    held = taken(file_of(tmp_path, "a", 7), there.folder)
+    held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
     there.end(signal.SIGKILL)
     wait_for(lambda: not list(there.folder.glob("cuda-*.sock")))
@@ -225,7 +217,7 @@ def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys:
         os.kill(fakecuda.status(there.folder)["pid"], signal.SIGKILL)
         wait_for(lambda: "error" in fakecuda.status(there.folder))
         with pytest.raises(ShareError, match=r"does not serve cuda:0.*serve --device 0.*killed, also end"):
-            taken(path, there.folder)
+            attach_weights(path, there.folder)
         there.wait_for([])
         assert main(["share", "status", "--dir", str(there.folder)]) == 0
         assert "no store runs there" in capsys.readouterr().out
@@ -236,7 +228,7 @@ def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys:
         assert main(["share", "check", "--dir", str(there.folder)]) != 0
         there.end()
     with serving(standing, tmp_path / "s") as there:  # in the place of the socket that was left
-        assert not taken(path, there.folder).hit
+        assert not attach_weights(path, there.folder).hit
 
 
 def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -> None:
@@ -244,7 +236,7 @@ def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -
 
     with running_store(tmp_path / "s") as there:
         with pytest.raises(ShareError, match=r"does not serve cuda:0 \(No such file.*end it, and start it"):
-            taken(file_of(tmp_path, "a", 7), there.folder)
+            attach_weights(file_of(tmp_path, "a", 7), there.folder)
         there.wait_for([])
         assert main(["share", "check", "--dir", str(there.folder)]) == 0
 
@@ -296,9 +288,9 @@ def test_what_cannot_be_opened_stays_attached_to_nobody(
     with monkeypatch.context() as patch:
         patch.setenv("STANDIN_REFUSES", "cuIpcOpenMemHandle_v2:205")
         with pytest.raises(ShareError, match=r"cuIpcOpenMemHandle_v2 failed .*same machine"):
-            taken(path, there.folder)
+            attach_weights(path, there.folder)
     wait_for(lambda: attached_pids(there.folder) == [])
-    assert taken(path, there.folder).hit
+    assert attach_weights(path, there.folder).hit
 
 
 def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: StoreProcess, tmp_path: Path) -> None:

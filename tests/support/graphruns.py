@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+import xsp
 from xsp.bench import torchcalls
 from xsp.graph.draft import PreparedTensor
 from xsp.graph.node import Call, Graph, Origin, Role, Source, Tensor
 from xsp.graph.recorder import Recorder, flat_tensors
 from xsp.graph.rewrite import RewrittenGraph
+
+
+def graph_of(function: Callable[..., object], *tensors: Any) -> Graph:
+    """Return the captured graph of a function of tensors."""
+
+    class Model(torch.nn.Module):
+        def forward(self, *given: Any) -> object:
+            return function(*given)
+
+    return xsp.graph.of(Model(), *tensors)
 
 
 class HoldingRecorder(Recorder):

@@ -48,10 +48,16 @@ def of(trace: Trace) -> Account:
     found: list[Iterations] = []
     for rank, recorded in sorted(by_rank.items()):
         own = rank == trace.rank or recorded[0].kind is not None
-        kind = trace.kind if own else _main_kind(loop, rank)
+        kind = trace.kind if own else next((each.kind for each in loop if each.rank == rank), None)
         measured = next((each for each in loop if (each.rank, each.kind) == (rank, kind)), None)
         found.append(_of_rank(trace, rank, kind, recorded, measured, believes_devices, in_collectives.get(rank)))
-    found += _of_other_kinds(trace, believes_devices, in_collectives)
+    # The accounts of the kinds that an importer gave to steps, without that of the trace's figures.
+    found += [
+        _of_rank(trace, rank, kind, recorded, None, believes_devices, in_collectives.get(rank))
+        for kind in step_kinds(trace)
+        if kind != trace.kind
+        for rank, recorded in sorted(_by_rank(windows(trace, kind)).items())
+    ]
     found = _with_shares(found) if step_kinds(trace) else found
     known = {(each.rank, each.kind) for each in found}
     found += [_unrecorded(trace, each) for each in loop if (each.rank, each.kind) not in known]
@@ -78,18 +84,6 @@ def _by_rank(recorded: Sequence[IterationWindow]) -> dict[int, list[IterationWin
     for window in recorded:
         found.setdefault(window.rank, []).append(window)
     return found
-
-
-def _of_other_kinds(
-    trace: Trace, believes_devices: bool, in_collectives: Mapping[int, Collectives]
-) -> list[Iterations]:
-    """Return the accounts of the kinds that an importer gave to steps, without that of the trace's figures."""
-    return [
-        _of_rank(trace, rank, kind, recorded, None, believes_devices, in_collectives.get(rank))
-        for kind in step_kinds(trace)
-        if kind != trace.kind
-        for rank, recorded in sorted(_by_rank(windows(trace, kind)).items())
-    ]
 
 
 def _with_shares(found: Sequence[Iterations]) -> list[Iterations]:
@@ -178,10 +172,6 @@ def _compiling(trace: Trace) -> list[Entry]:
     )
     ns = clock.covered_ns([each[:2] for each in inside], began_ns, ended_ns)
     return [Entry(names.COMPILING, ns / 1e6, names.COMPILER, children=anew, calls=len(inside))]
-
-
-def _main_kind(loop: Sequence[Iteration], rank: int) -> int | None:
-    return next((each.kind for each in loop if each.rank == rank), None)
 
 
 def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
@@ -330,7 +320,7 @@ def _recordings(
         shallow = [window for window in recorded if window.rung == shallow_rung]
         shallow = _with_other_strata(trace, measured, shallow, recorded)
     devices: Sequence[ondevice.DeviceTimes] = ()
-    wall_ns, ends = _host_ns(deep), [0] * len(deep)
+    wall_ns, ends = sum(window.end_ns - window.start_ns for window in deep), [0] * len(deep)
     if believes_devices and _has_device_work(trace, rank):
         work = ondevice.work_of(trace, rank, deep)
         bounds = ondevice.block_ends(work, deep)
@@ -393,10 +383,6 @@ def _sides_as_recorded(seen: _Recordings) -> tuple[Entry, Side, list[Side]]:
         entries.append(Entry(names.DRAINING, tail_ns / 1e6, RECORDED))
     host = Side("host", _ordered(entries))
     return time, host, [_closed(ondevice.side(each, count, RECORDED, before_ns), time) for each in seen.devices]
-
-
-def _host_ns(recorded: Sequence[IterationWindow]) -> int:
-    return sum(window.end_ns - window.start_ns for window in recorded)
 
 
 def _children(detailed: HostTimes, phase: str, ms: float, source: str, drained_ns: float = 0.0) -> tuple[Entry, ...]:

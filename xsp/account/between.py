@@ -104,7 +104,13 @@ def parts(trace: Trace, rank: int, recorded: Sequence[IterationWindow], between:
     whole = [window for window in recorded if window.has_before and window.rung >= Level.OP]
     if not whole or between is None:
         return []
-    between = intersection(between, _before(whole))
+    between = intersection(
+        between,
+        union(
+            np.array([window.start_ns for window in whole], np.int64),
+            np.array([window.before_end_ns for window in whole], np.int64),
+        ),
+    )
     calls = _outermost_calls(trace, rank, whole)
     labels = _labels(trace, rank, calls)
     found, taken = [], union(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -121,13 +127,6 @@ def parts(trace: Trace, rank: int, recorded: Sequence[IterationWindow], between:
     if length(rest):
         found.append(BetweenPart(names.OUTSIDE_OPERATORS, rest, 0, ()))
     return sorted(found, key=lambda part: -length(part.times))
-
-
-def _before(whole: Sequence[IterationWindow]) -> Union:
-    return union(
-        np.array([window.start_ns for window in whole], np.int64),
-        np.array([window.before_end_ns for window in whole], np.int64),
-    )
 
 
 def _largest(found: Sequence[BetweenPart]) -> list[BetweenPart]:

@@ -147,7 +147,13 @@ def _stalled_and_left_out(served: Sequence[Served]) -> Iterator[Flaw | None]:
             elif own[1] == DECODE and decode_ns and step.prefill_tokens and step.dur_ns > STALL_FACTOR * decode_ns:
                 stalls.append((step.dur_ns - decode_ns, step.prefill_tokens))
             elif own[1] == PREFILL and decode_ns and step.dur_ns > STALL_FACTOR * decode_ns:
-                longest, tokens = _longest_other(step, request.request), step.prefill_tokens + step.decode_tokens
+                # The most tokens of a prompt that a step reads for another request.
+                longest, tokens = (
+                    max(
+                        (part[2] for part in step.parts if part[1] == PREFILL and part[0] != request.request), default=0
+                    ),
+                    step.prefill_tokens + step.decode_tokens,
+                )
                 if longest > LONG_SHARE * tokens:
                     stalls.append((step.dur_ns * longest / tokens, longest))
             has_decoded |= own[1] == DECODE
@@ -171,11 +177,6 @@ def _stalled_and_left_out(served: Sequence[Served]) -> Iterator[Flaw | None]:
             do,
             (f"{out:,} times other steps ran between two steps of a request, {ns_text(outside_ns / out)} each", *again),
         )  # fmt: skip
-
-
-def _longest_other(step: ServedStep, request: str) -> int:
-    """Return the most tokens of a prompt that a step reads for another request."""
-    return max((part[2] for part in step.parts if part[1] == PREFILL and part[0] != request), default=0)
 
 
 def _usual_decode_ns(served: Sequence[Served]) -> dict[tuple[int, str], float]:
@@ -433,10 +434,6 @@ MOST_GROUPS, LEAST_SHARE = 3, 0.03
 """Groups of parts that the sentence names, and their least share."""
 
 
-def _key(each: Request) -> tuple[int, str, str, int]:
-    return each.rank, each.engine, each.request, each.start_ns
-
-
 def remedy(trace: Trace) -> str:
     """Return what would shorten the latencies of requests that ended well most; empty if they mostly compute."""
     return next((flaw.do for flaw in flaws(trace)), "")
@@ -466,5 +463,5 @@ def sentence(trace: Trace) -> str:
         text += f" What recorded steps took longer, about {100 * added_ns / measured_ns:.0f} %, is left out."
     text += f" To shorten them: {do}." if (do := remedy(trace)) else ""
     slowest = max(ended, key=lambda each: each.latency_ns)
-    reason = reasons(trace).get(_key(slowest))
+    reason = reasons(trace).get((slowest.rank, slowest.engine, slowest.request, slowest.start_ns))
     return f"{text} Slowest: {slowest.request}, {ns_text(slowest.latency_ns)} ({reason})." if reason else text

@@ -81,9 +81,9 @@ def counters_by_kernel(trace: Trace) -> Table:
 def counters_by_operator(trace: Trace) -> Table:
     """Hardware counters of the kernels that each operator launched: one row per operator and metric.
 
-    Columns are those of `counters`. The operator is the innermost one around the launch; kernels that no operator
-    launched, or that were not joined to their launch, are in the row `(no operator)`. `calls` is the number of calls of
-    the operator that launched counted kernels.
+    The operator is the innermost one around the launch; kernels that no operator launched, or that were not joined to
+    their launch, are in the row `(no operator)`. `calls` is the number of calls of the operator that launched counted
+    kernels.
     """
     return _table(trace, "op_counters", lambda count: count.operator or NO_OPERATOR, by_call=True)
 

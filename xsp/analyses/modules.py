@@ -62,7 +62,7 @@ def modules_by_path(trace: Trace) -> Table:
 def modules_by_class(trace: Trace) -> Table:
     """Modules of the same class together: device time including the modules inside, and host time.
 
-    Columns are those of `modules`. Work inside several nested modules of a class counts once.
+    Work inside several nested modules of a class counts once.
     """
     return _grouped(trace, _CLASS, {"class": "member"})
 

@@ -9,7 +9,7 @@ from typing import Any
 from xsp.bench.shapes import Shape
 from xsp.bench.spec import Timing, slowdown_text
 from xsp.bench.timings import Timings
-from xsp.bench.transfers import COLLECTIVES, STORAGE, Ratio, TransferCurve, ratios, slowdowns
+from xsp.bench.transfers import COLLECTIVES, STORAGE, TransferCurve, ratios, slowdowns
 from xsp.scrub import plain
 from xsp.sections import Cell, Chart, Part, Section, Series, Table, Text
 from xsp.texts import ns_text, size_text
@@ -163,15 +163,14 @@ def as_json(
         "timed_now": new_count,
         "missing": missing,
         "curves": [_curve(curve) for curve in curves],
-        "ratios": [_ratio(ratio) for ratio in ratios(curves)],
+        "ratios": [
+            {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.description}
+            for ratio in ratios(curves)
+        ],
         "slower_together": [slowdown._asdict() for slowdown in slowdowns(curves)],
         "notes": notes(curves, timings.cores),
         "problems": list(timings.problems),
     }
-
-
-def _ratio(ratio: Ratio) -> dict[str, Any]:
-    return {"name": ratio.name, "value": ratio.value, "low": ratio.low, "high": ratio.high, "what": ratio.description}
 
 
 def _curve(curve: TransferCurve) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class Channels:
             self.control.sendall(b"x")
             _byte(self.control)
         elif family == "pipe":
-            _write(self.pipe_out, self.buffer[:size])
+            view = self.buffer[:size]
+            while view:
+                view = view[os.write(self.pipe_out, view) :]
             if not os.read(self.pipe_in, 1):
                 raise PartnerEnded
         else:
@@ -110,11 +112,6 @@ class Channels:
                     received += count
         finally:
             connection.settimeout(patience)
-
-
-def _write(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _byte(connection: socket.socket) -> None:

@@ -238,7 +238,13 @@ def fill(
         timings.add(batch)
         results.extend(replace(timing, environment=timings.environment.hash) for timing in batch)
 
-    store([_refused_timing(spec, reason) for spec in ordered if (reason := refusal(spec))])
+    store(
+        [
+            replace(untimed(spec, Status.FAILED, reason), taken_ns=time.time_ns(), xsp=__version__)
+            for spec in ordered
+            if (reason := refusal(spec))
+        ]
+    )
     refused = {timing.key for timing in results}
     ordered = [spec for spec in ordered if spec.key not in refused]
     thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME and device.is_host}
@@ -276,10 +282,6 @@ def refusal(spec: Spec) -> str:
     if nodes and spec.runtime == "torch":
         return f"{nodes[0]} is an ONNX node, not an operator of torch"
     return missing_input_reason(spec.block)
-
-
-def _refused_timing(spec: Spec, reason: str) -> Timing:
-    return replace(untimed(spec, Status.FAILED, reason), taken_ns=time.time_ns(), xsp=__version__)
 
 
 def runtime_of(graph: Graph) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xsp.bench.environment import Environment
 from xsp.bench.plan import coverage, overheads
 from xsp.bench.repeatability import Check
 from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowdown_text, spec_of
@@ -209,17 +208,16 @@ def figures(timing: Timing) -> dict[str, Any]:
 
 def list_as_json(timings: Timings) -> list[dict[str, Any]]:
     """Return the environments of a folder with all their timings, as plain values."""
-    return [_environment(timings, hash_, environment) for hash_, environment in timings.environments().items()]
-
-
-def _environment(timings: Timings, hash_: str, environment: Environment) -> dict[str, Any]:
-    return {
-        "environment": hash_,
-        "here": hash_ == timings.environment.hash,
-        "equal": dict(environment.properties),
-        "noted": dict(environment.circumstances),
-        "timings": [figures(timing) for timing in timings.all_of(hash_)],
-    }
+    return [
+        {
+            "environment": hash_,
+            "here": hash_ == timings.environment.hash,
+            "equal": dict(environment.properties),
+            "noted": dict(environment.circumstances),
+            "timings": [figures(timing) for timing in timings.all_of(hash_)],
+        }
+        for hash_, environment in timings.environments().items()
+    ]
 
 
 def check_as_json(check: Check) -> dict[str, Any]:

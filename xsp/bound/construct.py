@@ -310,7 +310,12 @@ def cover(
     weights = {arc: window.ns or 0.0 for arc, window in arcs.items()}
     path = shortest(count, weights)
     if path is None or not count:
-        gap = _first_gap(count, weights)
+        # The last vertex that a path from 0 reaches, which is the first call that no path covers.
+        reached = {0}
+        for start, end in sorted(weights):
+            if start in reached:
+                reached.add(end)
+        gap = max(vertex for vertex in reached if vertex <= count)
         calls = [node for node in graph.nodes if node.computes]
         target = f"call {gap} ({calls[gap].call.op})" if gap < count else "any call"
         raise GraphError(f"{graph.name}: timed blocks of up to {granularity} calls do not cover {target}")
@@ -374,12 +379,3 @@ def _starts_by_end(arcs: Arcs) -> dict[int, list[int]]:
     for start, end in sorted(arcs):
         starts.setdefault(end, []).append(start)
     return starts
-
-
-def _first_gap(count: int, arcs: Arcs) -> int:
-    """Return the last vertex that a path from 0 reaches, which is the first call that no path covers."""
-    reached = {0}
-    for start, end in sorted(arcs):
-        if start in reached:
-            reached.add(end)
-    return max(vertex for vertex in reached if vertex <= count)

@@ -313,7 +313,10 @@ class _CurveBuilder:
 
     def curve(self, phase: str, graphs: Mapping[int, Graph]) -> LengthCurve:
         """Return the curve of a phase from its graphs by the number of tokens."""
-        keys = {n: _keys(graph, self.threads) for n, graph in graphs.items()}
+        keys = {
+            n: [spec.block.work_key for spec in timed.specs_of(graph, self.threads) if spec is not None]
+            for n, graph in graphs.items()
+        }
         figures = {n: self.figures(graph) for n, graph in graphs.items()}
         points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
         has_same_operators = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
@@ -414,10 +417,6 @@ class _CurveBuilder:
         return replace(
             curve, non_attention=non_attention + fits[1], attention=fits[2], omitted_calls=complete.count(False)
         )
-
-
-def _keys(graph: Graph, threads: int) -> list[str]:
-    return [spec.block.work_key for spec in timed.specs_of(graph, threads) if spec is not None]
 
 
 def _shared_calls(keys: Sequence[Sequence[str]], has_same_operators: bool) -> list[list[bool]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from xsp.bound.ladder import NAMES
-from xsp.bound.phases import NO_LAYER, PhaseTotal, Training
+from xsp.bound.phases import NO_LAYER, Training
 from xsp.graph.node import Phase
 from xsp.sections import Part, Section, Table, Text
 from xsp.texts import milliseconds
@@ -53,7 +52,17 @@ def as_json(training: Training) -> dict[str, Any]:
     return {
         "name": training.name,
         "rung": training.rung.value,
-        "phases": {phase.phase.value: _phase(phase) for phase in training.phases},
+        "phases": {
+            phase.phase.value: {
+                "calls": phase.calls,
+                "known": phase.known_calls,
+                "ns": phase.ns,
+                "half_ns": phase.half_ns,
+                "path_ns": phase.path_ns,
+                "off_path_ns": phase.off_path_ns,
+            }
+            for phase in training.phases
+        },
         "by_rung": {
             rung.value: {phase.phase.value: phase.ns for phase in phases} for rung, phases in training.by_rung.items()
         },
@@ -73,15 +82,4 @@ def as_json(training: Training) -> dict[str, Any]:
             (milliseconds(layer.update_ns) for layer in training.layers if layer.module == NO_LAYER), 0.0
         ),
         "holes": training.holes,
-    }
-
-
-def _phase(phase: PhaseTotal) -> Mapping[str, Any]:
-    return {
-        "calls": phase.calls,
-        "known": phase.known_calls,
-        "ns": phase.ns,
-        "half_ns": phase.half_ns,
-        "path_ns": phase.path_ns,
-        "off_path_ns": phase.off_path_ns,
     }

@@ -90,7 +90,7 @@ def fit(points: Sequence[float], values: Sequence[float], halves: Sequence[float
                 [(n / largest) ** power / error for power in powers] for n, error in zip(points, errors, strict=True)
             ]
             targets = [value / error for value, error in zip(values, errors, strict=True)]
-            inverse = _inverse([[_dot(rows, i, j) for j in range(size)] for i in range(size)])
+            inverse = _inverse([[math.fsum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)])
             if inverse is None:
                 continue
             moments = [
@@ -119,10 +119,6 @@ def fit(points: Sequence[float], values: Sequence[float], halves: Sequence[float
         for j, other_power in enumerate(powers):
             covariance[power][other_power] = widening * inverse[i][j] / largest ** (power + other_power)
     return Polynomial(tuple(coefficients), tuple(map(tuple, covariance)))
-
-
-def _dot(rows: Sequence[Sequence[float]], i: int, j: int) -> float:
-    return math.fsum(row[i] * row[j] for row in rows)
 
 
 def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:

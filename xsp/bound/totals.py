@@ -127,7 +127,9 @@ def total(
     if graph.known_by is KnownBy.ORDER:
         return Total(covered, sequential, half(known_figures))
     times: list[schedule.Times] = [
-        {1: 0.0} if figure is None else _within_cores(cores, figure.threads) or {cores: figure.ns}
+        {1: 0.0}
+        if figure is None
+        else {count: ns for count, ns in figure.threads.items() if count <= cores} or {cores: figure.ns}
         for figure in computing_figures
     ]
     planned = schedule.totals(paths.predecessors_of(graph), paths.predecessors_of(graph, *EdgeKind), times, cores)
@@ -142,10 +144,6 @@ def total(
         min(planned.schedule, sequential),
         path,
     )
-
-
-def _within_cores(cores: int, threads: Mapping[int, float]) -> schedule.Times:
-    return {count: ns for count, ns in threads.items() if count <= cores}
 
 
 def half(figures: Iterable[Figure | None]) -> float:

@@ -299,7 +299,9 @@ def _text(result: Comparison, args: argparse.Namespace) -> str:
     if args.format == "json":
         return json.dumps(_as_dict(result), ensure_ascii=False, indent=1) + "\n"
     if args.format == "csv":
-        return _csv(result)
+        with atomic.temporary_folder() as folder:
+            table.write(*result.in_engine(), Path(folder) / "rows", "csv")
+            return (Path(folder) / "rows").read_bytes().decode()
     from xsp.report import comparison
 
     if args.format == "markdown":
@@ -326,9 +328,3 @@ def _as_dict(comparison: Comparison) -> dict[str, object]:
         "conclusion": conclusion(comparison),
         "rows": [asdict(row) for row in comparison.rows],
     }
-
-
-def _csv(comparison: Comparison) -> str:
-    with atomic.temporary_folder() as folder:
-        table.write(*comparison.in_engine(), Path(folder) / "rows", "csv")
-        return (Path(folder) / "rows").read_bytes().decode()

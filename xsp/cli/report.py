@@ -76,18 +76,18 @@ def _write(args: argparse.Namespace, subjects: Sequence[Subject]) -> int:
         trace, *other_kinds = loop.load(subject, args.kind, skip_damaged=args.skip_damaged)
         path = Path(subject[0] if isinstance(subject, list) else subject)
         progress.warn_of_missing_files(path, trace.run)
-        target = args.out or (path / "report.html" if path.is_dir() else _page_path(path))
+        # trace.html for trace.json.gz
+        target = args.out or (
+            path / "report.html"
+            if path.is_dir()
+            else path.with_name(path.name.removesuffix(".gz")).with_suffix(".html")
+        )
         try:
             page = html.write(trace, target, other_kinds)
         except OSError as error:
             raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
         progress.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser")
     return 0
-
-
-def _page_path(trace: Path) -> Path:
-    """Return the path of the page of a trace: trace.html for trace.json.gz."""
-    return trace.with_name(trace.name.removesuffix(".gz")).with_suffix(".html")
 
 
 def _serve(args: argparse.Namespace, subjects: Sequence[Subject]) -> int:

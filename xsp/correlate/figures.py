@@ -108,15 +108,11 @@ def _figures(
     shape = json.loads(output_shape) if output_shape else None
     byte_counts = traffic(name, arguments[0], arguments[1], arguments[2], shape)
     read_bytes, write_bytes = byte_counts if byte_counts is not None else (None, None)
+    # A count if it fits the table's column, else None: shapes from a file may be arbitrarily large.
     return tuple(
-        _storable(figure)
+        figure if figure is not None and 0 <= figure < 2**63 else None
         for figure in (flops(name, arguments[0], arguments[2], arguments[1], shape), read_bytes, write_bytes)
     )
-
-
-def _storable(value: int | None) -> int | None:
-    """Return a count if it fits the table's column, else None: shapes from a file may be arbitrarily large."""
-    return value if value is not None and 0 <= value < 2**63 else None
 
 
 def assign_figures(con: duckdb.DuckDBPyConnection) -> None:

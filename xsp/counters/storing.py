@@ -68,7 +68,19 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     if not by_kernel:
         raise TraceError(_mismatch_message(reports[-1], joins[-1], len(kernels)))
     _write(trace.con, run, by_kernel)
-    summary = _summary(kernels, joins, by_kernel)
+    # The summary of the join: kernels with counters, and their share of device time.
+    ns = sum(kernel.ns for kernel in kernels)
+    counted_ns = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
+    summary = {
+        "tool": "ncu",
+        "kernels": len(kernels),
+        "with_counters": len(by_kernel),
+        "with_flops": sum(figures.flops is not None for figures in by_kernel.values()),
+        "device_time_percent": round(100 * counted_ns / ns, 2) if ns else None,
+        "rows": sum(join.row_count for join in joins),
+        "rows_joined": sum(len(join.rows) for join in joins),
+        "by_layer": all(join.has_layers for join in joins),
+    }
     _finish(run, content, summary, [_sentence(summary), *_missing_metrics(joins, by_kernel)])
     return summary
 
@@ -173,24 +185,6 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Ke
             """
         )
         table.write_parquet(con, "segment", segment)
-
-
-def _summary(
-    kernels: Sequence[TimedKernel], joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]
-) -> dict[str, Any]:
-    """Return the summary of the join: kernels with counters, and their share of device time."""
-    ns = sum(kernel.ns for kernel in kernels)
-    counted_ns = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
-    return {
-        "tool": "ncu",
-        "kernels": len(kernels),
-        "with_counters": len(by_kernel),
-        "with_flops": sum(figures.flops is not None for figures in by_kernel.values()),
-        "device_time_percent": round(100 * counted_ns / ns, 2) if ns else None,
-        "rows": sum(join.row_count for join in joins),
-        "rows_joined": sum(len(join.rows) for join in joins),
-        "by_layer": all(join.has_layers for join in joins),
-    }
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:

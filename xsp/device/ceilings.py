@@ -290,17 +290,13 @@ def _entries(user_file: str | None) -> list[dict[str, Any]]:
     if user_file:
         try:
             user_entries = tomllib.loads(Path(user_file).expanduser().read_text(encoding="utf-8"))["device"]
-            entries += map(_check_entry, _device_list(user_entries))
+            if not isinstance(user_entries, list):
+                raise ValueError("each device begins with [[device]], in two brackets")
+            entries += map(_check_entry, user_entries)
         except (OSError, ValueError, KeyError) as error:
             raise AnalysisError(f"{VARIABLE}={user_file}: cannot be read as a list of devices ({error})") from error
     entries += tomllib.loads((files("xsp.device") / "devices.toml").read_text(encoding="utf-8"))["device"]
     return entries
-
-
-def _device_list(devices: Any) -> list[Any]:
-    if not isinstance(devices, list):
-        raise ValueError("each device begins with [[device]], in two brackets")
-    return devices
 
 
 def _check_entry(entry: Any) -> dict[str, Any]:

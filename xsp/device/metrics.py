@@ -125,8 +125,9 @@ def figures(values: Values, capability: tuple[int, int] | None) -> KernelFigures
         capability: compute capability of the device, (9, 0) for instance; None if the report does not state it.
     """
     occupancy = _first(values, OCCUPANCY)
+    regular, tensor = non_tensor_flops(values), _tensor(values, capability)
     return KernelFigures(
-        flops=_flops(values, capability),
+        flops=None if regular is None or tensor is None else round(regular + tensor),
         dram_read_bytes=_rounded(_first(values, READ_BYTES)),
         dram_write_bytes=_rounded(_first(values, WRITTEN_BYTES)),
         occupancy=None if occupancy is None else occupancy / 100,
@@ -145,11 +146,6 @@ def non_tensor_flops(values: Values) -> int | None:
     if not INSTRUCTIONS.keys() <= values.keys():
         return None
     return round(sum(weight * values.get(name, 0) for name, weight in {**INSTRUCTIONS, **PACKED}.items()))
-
-
-def _flops(values: Values, capability: tuple[int, int] | None) -> int | None:
-    regular, tensor = non_tensor_flops(values), _tensor(values, capability)
-    return None if regular is None or tensor is None else round(regular + tensor)
 
 
 def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:

@@ -78,7 +78,15 @@ def of_plain(
     except RecursionError as error:
         raise ManifestError("the manifest is nested too deeply") from error
     manifest = pipeline.canonical(manifest)
-    return LoadedManifest(manifest, dialect, folder, tuple(_notes(manifest)))
+    notes = []
+    for path in manifest.unknown_fields():
+        if ".steps[" in path:  # options of a step
+            continue
+        *parents, name = path.split(".")
+        section = SECTIONS.get(parents[0]) if len(parents) == 1 else Manifest if not parents else None
+        hint = nearest(name, section.model_fields) if section is not None else ""
+        notes.append(f"{path} is kept but not used{hint}")
+    return LoadedManifest(manifest, dialect, folder, tuple(notes))
 
 
 def _section(path: Path, text: yamltext.Text, name: str, value: str) -> Any:
@@ -141,18 +149,6 @@ def _of_chosen_branches(problems: Sequence[Any]) -> list[Any]:
 def _is_of_text(location: tuple[str | int, ...]) -> bool:
     """Return whether an error's location is the branch of a text in a union."""
     return bool(location) and location[-1] in _TEXTS
-
-
-def _notes(manifest: Manifest) -> list[str]:
-    notes = []
-    for path in manifest.unknown_fields():
-        if ".steps[" in path:  # options of a step
-            continue
-        *parents, name = path.split(".")
-        section = SECTIONS.get(parents[0]) if len(parents) == 1 else Manifest if not parents else None
-        hint = nearest(name, section.model_fields) if section is not None else ""
-        notes.append(f"{path} is kept but not used{hint}")
-    return notes
 
 
 def _type_text(value: Any) -> str:

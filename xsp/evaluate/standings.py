@@ -40,7 +40,13 @@ def outcome(result: Result) -> Outcome:
         latencies[name] = [requests.service_ns if waiting else requests.latency_ns]
         processor = part.get("processor_ms")
         contexts[name] = [RunContext(slowdown, None if processor is None else 1e6 * processor)]
-    return Outcome(result.outputs() or None, latencies, circumstances(result), _precision(result), contexts)
+    return Outcome(
+        result.outputs() or None,
+        latencies,
+        circumstances(result),
+        str(result.manifest["model"].get("precision", "float32")),
+        contexts,
+    )
 
 
 def circumstances(result: Result) -> dict[str, str]:
@@ -62,10 +68,6 @@ def circumstances(result: Result) -> dict[str, str]:
         "agent": str(agent["name"]),
         "xsp": str(result.content["xsp"]),
     }
-
-
-def _precision(result: Result) -> str:
-    return str(result.manifest["model"].get("precision", "float32"))
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from xsp import advise
-from xsp.advise import Advice, AdviceReport, Needs, Step
+from xsp.advise import Advice, AdviceReport, Needs
 from xsp.evidence import citations
 from xsp.evidence.form import NONE, Citation, Document, document, left_out, statement
 from xsp.store.trace import Trace
@@ -44,17 +44,15 @@ def of_report(
             *(statement(text, {}, NONE, "advice") for text in (report.note, *report.ideal) if text),
             *([_of_plan(report)] if report.combined_gain is not None else []),
         ],
-        step=None if report.step is None else _step(report.step),
+        step=None
+        if report.step is None
+        else {"ms": asdict(report.step.ms), "what": report.step.unit, "steps": report.step.steps},
         advice=[_piece(piece) for piece in pieces],
         asked=list(report.answered),
         unanswered=dict(report.unanswered),
         first=first,
         left_out=notes,
     )
-
-
-def _step(step: Step) -> Document:
-    return {"ms": asdict(step.ms), "what": step.unit, "steps": step.steps}
 
 
 def _of_step(report: AdviceReport, citation: Citation) -> Document:

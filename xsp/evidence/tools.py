@@ -173,11 +173,11 @@ def source(trace: Trace, place: Readable) -> dict[str, Any]:
 
 def _runs(tools: Tools, _: Mapping[str, Any]) -> Document:
     places = tools.places.all()
-    return document("runs", None, runs=[{"run": place.name, "is": _path_kind(place)} for place in places])
-
-
-def _path_kind(place: Readable) -> str:
-    return "directory" if place.path.is_dir() else "file"
+    return document(
+        "runs",
+        None,
+        runs=[{"run": place.name, "is": "directory" if place.path.is_dir() else "file"} for place in places],
+    )
 
 
 def _summary(tools: Tools, arguments: Mapping[str, Any]) -> Document:

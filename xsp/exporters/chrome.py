@@ -119,7 +119,10 @@ def _metadata(trace: Trace, all_tracks: Sequence[Track], track_ids: Sequence[Tra
     for order, (track, ids) in enumerate(zip(all_tracks, track_ids, strict=True)):
         if ids.pid not in described_pids:
             described_pids.add(ids.pid)
-            name = track.owner + _model(track, devices)
+            # The device's model in brackets, if it is known.
+            name = track.owner + (
+                f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
+            )
             yield _metadata_event(ids, "process_name", name=f"rank {track.rank}, {name}" if multi_rank else name)
             yield _metadata_event(
                 ids, "process_labels", labels="CPU" if track.device is None else f"GPU {track.device}"
@@ -127,11 +130,6 @@ def _metadata(trace: Trace, all_tracks: Sequence[Track], track_ids: Sequence[Tra
             yield _metadata_event(ids, "process_sort_index", sort_index=len(described_pids))
         yield _metadata_event(ids, "thread_name", name=track.name)
         yield _metadata_event(ids, "thread_sort_index", sort_index=order)
-
-
-def _model(track: Track, devices: Sequence[str]) -> str:
-    """Return the device's model in brackets, if it is known."""
-    return f" ({devices[track.device]})" if track.device is not None and 0 <= track.device < len(devices) else ""
 
 
 def _metadata_event(ids: TrackIds, event: str, **values: Any) -> str:

@@ -205,7 +205,9 @@ def _value(torch: Any, description: CallDescription, index: int, argument: Any) 
     if isinstance(tensor, tuple):
         return [_without_values(torch, element) for element in tensor], None
     if tensor is not None:
-        if keys.becomes_tensor(description.op, description.overload, argument.name) and _may_be_number(tensor):
+        if keys.becomes_tensor(description.op, description.overload, argument.name) and (
+            tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
+        ):
             return {"bool": True, "int64": 1, "float64": 1.0, "complex128": 1j}[tensor.dtype], tensor
         return _without_values(torch, tensor), None
     scalar = description.scalars[index] if index < len(description.scalars) else None
@@ -224,10 +226,6 @@ def _value(torch: Any, description: CallDescription, index: int, argument: Any) 
     if argument.has_default_value():
         return argument.default_value, None
     raise ValueError(f"the trace does not have its {argument.name}")
-
-
-def _may_be_number(tensor: Tensor) -> bool:
-    return tensor.shape == () and tensor.dtype in keys.NUMBERS.values()
 
 
 def _without_values(torch: Any, tensor: Tensor) -> Any:

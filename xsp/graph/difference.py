@@ -71,7 +71,13 @@ def of(first: Graph, second: Graph) -> GraphDifference:
     counts = tuple(Counter(node.key for node in graph.nodes) for graph in (first, second))
     nodes_by_key: dict[str, Node] = {node.key: node for graph in (second, first) for node in graph.nodes}
     rows = [
-        CallCounts(_op_name(node), key, shapes(node), counts[0][key], counts[1][key])
+        CallCounts(
+            f"{node.call.op}.{node.call.overload}" if node.call.overload else node.call.op,
+            key,
+            shapes(node),
+            counts[0][key],
+            counts[1][key],
+        )
         for key, node in nodes_by_key.items()
         if counts[0][key] != counts[1][key]
     ]
@@ -107,10 +113,6 @@ def section(difference: GraphDifference) -> Section:
         modules = tuple((name or "(outermost)", a, b) for name, a, b in difference.modules)
         parts.append(Table(("module", "only first", "only second"), modules))
     return Section("Difference of two graphs", tuple(parts))
-
-
-def _op_name(node: Node) -> str:
-    return f"{node.call.op}.{node.call.overload}" if node.call.overload else node.call.op
 
 
 def _cell(value: Any) -> str:

@@ -90,7 +90,12 @@ NUMBERS: Mapping[type, str] = {bool: "bool", int: "int64", float: "float64", com
 
 def canonical(call: Call) -> str:
     """Return a call as canonical JSON text: equal calls have equal texts."""
-    return _text([call.op, call.overload, [[name, plain(value)] for name, value in call.arguments], call.values])
+    return json.dumps(
+        [call.op, call.overload, [[name, plain(value)] for name, value in call.arguments], call.values],
+        separators=(",", ":"),
+        ensure_ascii=True,
+        allow_nan=False,
+    )
 
 
 def call_to_plain(call: Call) -> dict[str, Any]:
@@ -168,10 +173,6 @@ def _validated(tensor: Tensor) -> Tensor:
     if strides is not None and len(strides) != len(sizes):
         raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(strides)} strides")
     return tensor
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def _hash(text: str) -> str:

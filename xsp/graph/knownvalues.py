@@ -66,7 +66,7 @@ class KnownValues(TorchDispatchMode):
         keywords = dict(kwargs or {})
         name = func._schema.name
         tensors = [tensor for tensor in tree_flatten((args, keywords))[0] if isinstance(tensor, torch.Tensor)]
-        if not _is_of_meta(tensors, keywords):
+        if not (_is_for_device(keywords, "meta") or any(tensor.device.type == "meta" for tensor in tensors)):
             return func(*args, **keywords)
         if name == _READ_SCALAR and (value := self.of(args[0])) is not None:
             return value.item()
@@ -162,7 +162,11 @@ class _Constants(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
-        if func in (torch.tensor, torch.as_tensor) and _is_for_device(keywords, "meta") and not _has_tensors(args):
+        if (
+            func in (torch.tensor, torch.as_tensor)
+            and _is_for_device(keywords, "meta")
+            and not any(isinstance(element, torch.Tensor) for element in tree_flatten(args)[0])
+        ):
             return self._values.constant(lambda: func(*args, **{**keywords, "device": "cpu"}))
         if func is torch.Tensor.tolist and args[0].device.type == "meta":
             value = self._values.of(args[0])
@@ -186,14 +190,6 @@ class _Constants(TorchFunctionMode):
 
 def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(element, int) for element in value)
-
-
-def _has_tensors(values: Any) -> bool:
-    return any(isinstance(element, torch.Tensor) for element in tree_flatten(values)[0])
-
-
-def _is_of_meta(tensors: list[Any], kwargs: dict[str, Any]) -> bool:
-    return _is_for_device(kwargs, "meta") or any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def _is_for_device(kwargs: dict[str, Any], device_type: str) -> bool:

@@ -319,7 +319,9 @@ class Recorder(TorchDispatchMode):
     def _access(self, tensor: Any, role: Role) -> Access:
         storage, region = self._outside(tensor, role), self._region(tensor)
         exact = _is_plain(tensor) and (region is None or is_exact(region, tensor.numel(), tensor.element_size()))
-        return Access(storage, region, self._producer(tensor), exact)
+        # The node that made this tensor, which may be a view of a storage that another node wrote.
+        reference, number = self._producers.get(id(tensor), (None, 0))
+        return Access(storage, region, number if reference is not None and reference() is tensor else None, exact)
 
     def _mark_writes(
         self, accesses: list[Access], op: str, overload: str, declarations: list[Argument], values: list[Any]
@@ -450,11 +452,6 @@ class Recorder(TorchDispatchMode):
             return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes())  # a shard's, of a DTensor
         except (NotImplementedError, RuntimeError):
             return None
-
-    def _producer(self, tensor: Any) -> int | None:
-        """Return the node that made this tensor, which may be a view of a storage that another node wrote."""
-        reference, number = self._producers.get(id(tensor), (None, 0))
-        return number if reference is not None and reference() is tensor else None
 
     # --- phase and module ---------------------------------------------------------------------------------
 

@@ -173,11 +173,10 @@ def as_json(rewritten: RewrittenGraph) -> dict[str, Any]:
     """Return the changes, and the measures before and after, as plain values."""
     return {
         "name": rewritten.original.name,
-        "changes": [_change_fields(change) for change in rewritten.changes],
+        "changes": [
+            {"said" if name == "description" else name: value for name, value in asdict(change).items()}
+            for change in rewritten.changes
+        ],
         "before": measures(rewritten.original),
         "after": measures(rewritten.graph),
     }
-
-
-def _change_fields(change: RuleChange) -> dict[str, Any]:
-    return {"said" if name == "description" else name: value for name, value in asdict(change).items()}

@@ -74,7 +74,9 @@ def findings(trace: Trace) -> Iterator[Finding]:
     yield from _launches(trace, work)
     yield from _layers(trace, work)
     yield from _operations(trace, work)
-    yield from _levels(trace)
+    ((ops,),) = trace.con.execute(f"SELECT count(*) FILTER (level = {int(Level.OP)}) FROM spans").fetchall()
+    if not ops:
+        yield Finding(Severity.WARNING, "operators", "none was recorded: the operator of each kernel is unknown", "C")
     yield from _clocks(trace)
     yield from _overhead(trace)
     yield from _stacks(trace)
@@ -194,13 +196,6 @@ def _layers(trace: Trace, work: _Work) -> Iterator[Finding]:
     unknown = shares[Grade.UNKNOWN]
     best_grade = "C" if unknown > MIN_USELESS_SHARE else "B" if unknown > MIN_DOUBTFUL_SHARE else "A"
     yield Finding(Severity.WARNING if best_grade != "A" else Severity.GOOD, "layers", text, best_grade)
-
-
-def _levels(trace: Trace) -> Iterator[Finding]:
-    """Yield a finding for each level that is missing between the model and the kernels."""
-    ((ops,),) = trace.con.execute(f"SELECT count(*) FILTER (level = {int(Level.OP)}) FROM spans").fetchall()
-    if not ops:
-        yield Finding(Severity.WARNING, "operators", "none was recorded: the operator of each kernel is unknown", "C")
 
 
 def _clocks(trace: Trace) -> Iterator[Finding]:

@@ -84,7 +84,10 @@ class CallRecorder:
     def _record(self, call: SampledCall) -> None:
         with self._switch_lock:
             if self._reader is None:
-                self._read_in_background()
+                # Start the threads, at the first recorded call: a service may fork its workers before it.
+                self._handover.start()
+                self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
+                self._reader.start()
             if not self._recording_calls:
                 self._collecting.start(self.rung, describe=False, by_thread=True)
             self._recording_calls.add(call)
@@ -159,12 +162,6 @@ class CallRecorder:
             model.tally.lose(reason)
 
     # --- after the request ----------------------------------------------------------------------------------
-
-    def _read_in_background(self) -> None:
-        """Start the threads, at the first recorded call: a service may fork its workers before it."""
-        self._handover.start()
-        self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
-        self._reader.start()
 
     def _read(self) -> None:
         while (item := self._ended_queue.get()) is not None:

@@ -102,7 +102,14 @@ class Windows:
                 window.running_calls += 1
         call.window = window
         if is_first:
-            self._open(window)
+            try:
+                if self._last_window is not None:
+                    self._read_window(self._last_window)  # collectors must be read before they are started again
+                window.anchor = clock.anchor()
+                window.active = self._collecting.start(self._rung(), describe=False, by_thread=False)
+                window.start = window.opened_ns = clock.monotonic_ns()
+            finally:
+                window.ready.set()
         elif not window.ready.wait(OPEN_WAIT_S) or not window.start:
             with self._lock:
                 window.calls.remove(call)
@@ -160,13 +167,3 @@ class Windows:
             return _ONE_THREAD
         is_admitting = clock.monotonic_ns() - window.opened_ns < OPEN_NS and len(window.calls) < MOST_CALLS
         return None if is_admitting and not window.is_closed else BUSY
-
-    def _open(self, window: CallWindow) -> None:
-        try:
-            if self._last_window is not None:
-                self._read_window(self._last_window)  # collectors must be read before they are started again
-            window.anchor = clock.anchor()
-            window.active = self._collecting.start(self._rung(), describe=False, by_thread=False)
-            window.start = window.opened_ns = clock.monotonic_ns()
-        finally:
-            window.ready.set()

@@ -168,18 +168,15 @@ class _Answers:
         try:
             if call.otlp is None:
                 return [tuple(to_finished_span(span)) for span in result.spans], 0, *counts, None
-            sent, problem = self._sender(call.otlp, call.resource)(result.spans)
+            target = json.dumps([call.otlp, call.resource], sort_keys=True, default=str)
+            if target not in self._senders:
+                self._senders[target] = _Sender(call.otlp, call.resource)
+            sent, problem = self._senders[target](result.spans)
             return [], sent, *counts, problem
         except XspError as error:
             return [], 0, *counts, str(error)
         except Exception as error:
             return [], 0, *counts, f"spans could not be sent: {type(error).__name__}: {error}"
-
-    def _sender(self, otlp: str, resource: dict[str, Any]) -> _Sender:
-        target = json.dumps([otlp, resource], sort_keys=True, default=str)
-        if target not in self._senders:
-            self._senders[target] = _Sender(otlp, resource)
-        return self._senders[target]
 
 
 class _Sender:

@@ -150,7 +150,20 @@ def launch(plan: Launch, job: LauncherCommand) -> tuple[int, Path | None]:
     if not job.program.is_module:
         parse_program([job.program.target])  # an error here is one line, not one of each rank
     process_identity = identity.of_this_process()
-    content = _content(plan, process_identity)
+    # of `run.json`, for the job as a whole
+    content = {
+        "xsp": __version__,
+        "kind": RANKS,
+        "id": process_identity.id,
+        "name": plan.program.name,
+        "start_ns": time.time_ns(),
+        "otel": process_identity.otel,
+        "process": process_identity.process,
+        "host": process_identity.host,
+        "command": scrub.command(sys.argv),
+        "levels": plan.settings.levels,
+        "parts": [],
+    }
     launcher = ["-m", job.module, *job.options]
     with contextlib.ExitStack() as stack:
         try:
@@ -186,20 +199,3 @@ def _finish(plan: Launch, out: Path, content: dict[str, Any], code: int | None) 
         except Exception as error:
             command = f"xsp export {shlex.quote(str(out))} --to WHERE"
             say(f"the job's own span was not delivered ({error}); `{command}` sends the run")
-
-
-def _content(plan: Launch, process_identity: identity.Identity) -> dict[str, Any]:
-    """Return the content of `run.json` for the job as a whole."""
-    return {
-        "xsp": __version__,
-        "kind": RANKS,
-        "id": process_identity.id,
-        "name": plan.program.name,
-        "start_ns": time.time_ns(),
-        "otel": process_identity.otel,
-        "process": process_identity.process,
-        "host": process_identity.host,
-        "command": scrub.command(sys.argv),
-        "levels": plan.settings.levels,
-        "parts": [],
-    }

@@ -206,16 +206,16 @@ def _split_requests(
         stop = start + max(1, int(np.searchsorted(np.cumsum(costs), max_bytes, side="right")))
         bounds = [start, *inner_changes[inner_changes < stop].tolist(), stop]
         parts = [
-            (headers[owner_codes[first]], _slice(chunk, first, last)) for first, last in itertools.pairwise(bounds)
+            (
+                headers[owner_codes[first]],
+                memoryview(chunk.content)[int(chunk.ends[first - 1]) if first else 0 : int(chunk.ends[last - 1])],
+            )
+            for first, last in itertools.pairwise(bounds)
         ]
         yield EncodedRequest(
             b"".join(itertools.chain.from_iterable(_resource_spans(*part) for part in parts)), stop - start
         )
         start = stop
-
-
-def _slice(chunk: _Encoded, first: int, last: int) -> memoryview:
-    return memoryview(chunk.content)[int(chunk.ends[first - 1]) if first else 0 : int(chunk.ends[last - 1])]
 
 
 def _resource_spans(header: bytes, spans: memoryview) -> tuple[bytes | memoryview, ...]:

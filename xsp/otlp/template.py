@@ -117,7 +117,11 @@ def template(layout: TemplateLayout, texts: Sequence[Any], rank: int, process: i
     parts = [layout.head, block(5, text(texts[_NAME] or ""))]
     parts += [_attribute(name, texts[index]) for index, name in _ATTRIBUTES if texts[index] is not None]
     if texts[_STATUS] not in (None, "ok"):
-        parts.append(_failure(texts[_STATUS]))
+        # The encoded status of a span that failed or was not closed.
+        status = texts[_STATUS]
+        kind, _, detail = status.partition(":")
+        error_type = attributes(9, {"error.type": detail}) if kind == "error" and detail else b""
+        parts.append(error_type + block(15, block(2, text(status)) + ERROR))
     return Template(b"".join(parts), layout.offsets, (texts[_LEVEL], rank, process))
 
 
@@ -154,13 +158,6 @@ def _encoded_attribute(key: str, value: str | float | bool) -> bytes:
 
 
 _cached_attribute = functools.lru_cache(maxsize=4096)(_encoded_attribute)
-
-
-def _failure(status: str) -> bytes:
-    """Return the encoded status of a span that failed or was not closed."""
-    kind, _, detail = status.partition(":")
-    error_type = attributes(9, {"error.type": detail}) if kind == "error" and detail else b""
-    return error_type + block(15, block(2, text(status)) + ERROR)
 
 
 # --- appended columns -------------------------------------------------------------------------------------

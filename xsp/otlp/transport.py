@@ -230,7 +230,10 @@ class HttpSender:
                 f"{self._endpoint.name}: TLS failed ({self._redacted(_innermost(error))})", is_permanent=True
             ) from error
         except requests.exceptions.ConnectionError as error:
-            if self._endpoint.is_this_machine and _was_refused(error):
+            if self._endpoint.is_this_machine and (
+                not isinstance(error, requests.exceptions.ProxyError)
+                and any(isinstance(inner, ConnectionRefusedError) for inner in _chain(error))
+            ):
                 raise ConnectionRefused(self._endpoint.connection_refused_message()) from error
             if any(
                 isinstance(cause, BadStatusLine) and not isinstance(cause, ConnectionError) for cause in _chain(error)
@@ -302,12 +305,6 @@ class HttpSender:
         self._session.close()
 
 
-def _was_refused(error: requests.exceptions.ConnectionError) -> bool:
-    return not isinstance(error, requests.exceptions.ProxyError) and any(
-        isinstance(inner, ConnectionRefusedError) for inner in _chain(error)
-    )
-
-
 def _innermost(error: BaseException) -> object:
     """Return the operating system's message of an error: the messages of outer exceptions repeat the URL."""
     words = (inner.strerror for inner in _chain(error) if isinstance(inner, OSError) and inner.strerror)
@@ -369,8 +366,14 @@ class GrpcSender:
         if endpoint.insecure:
             self._channel = grpc.insecure_channel(endpoint.url, options=options, compression=compression)
         else:
+            files = [
+                Path(name).read_bytes() if name else None
+                for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
+            ]
+            if (files[1] is None) != (files[2] is None):
+                raise UsageError("a client's certificate and its key are needed together: --cert and --key")
             self._channel = grpc.secure_channel(
-                endpoint.url, _credentials(endpoint), options=options, compression=compression
+                endpoint.url, grpc.ssl_channel_credentials(*files), options=options, compression=compression
             )
         self._call = self._channel.unary_unary(_EXPORT)
 
@@ -419,15 +422,6 @@ class GrpcSender:
     def close(self, complete: bool) -> None:
         """Close the connection."""
         self._channel.close()
-
-
-def _credentials(endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:
-    files = [
-        Path(name).read_bytes() if name else None for name in (endpoint.ca_file, endpoint.key_file, endpoint.cert_file)
-    ]
-    if (files[1] is None) != (files[2] is None):
-        raise UsageError("a client's certificate and its key are needed together: --cert and --key")
-    return grpc.ssl_channel_credentials(*files)
 
 
 def _listens(address: SplitResult) -> bool:

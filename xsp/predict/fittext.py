@@ -38,10 +38,20 @@ def page(evaluation: Evaluation) -> str:
         lines += ["", "beyond: mean error for the largest values (rows), learned from smaller ones"]
         lines += _extrapolation_tables(evaluation.extrapolations)
     lines += ["", *wrapped(verdict(evaluation))]
-    lines += labelled_lines("largest errors", _kind_texts(evaluation))
+    lines += labelled_lines(
+        "largest errors",
+        [
+            f"{_text({entry.factor: entry.value})}: {share_text(entry.mean, 1)} on {entry.rows:,} rows"
+            for entry in evaluation.kind_errors
+        ],
+    )
     lines += labelled_lines("outliers, left out", _outlier_texts(evaluation))
     for value, fit in evaluation.fits.items():
-        lines += ["", *wrapped(_fit_heading(evaluation, value, fit))]
+        prefix = "" if value is None else f"{evaluation.split.category}={value}: "
+        penalty = (
+            "no penalty" if fit.penalty.kind == "none" else f"{fit.penalty.kind.upper()} of {fit.penalty.strength:g}"
+        )
+        lines += ["", *wrapped(f"{prefix}{_formula(fit)}; {penalty}, by cross-validation")]
         rows = map(_parameter_cells, identifiability.parameters(fit, len(_fit_rows(evaluation, value))))
         lines += column_lines(("parameter", "value", "from", "to"), rows, left=1)
         lines += labelled_lines("not determined", _undetermined_texts(evaluation, value, fit))
@@ -54,13 +64,6 @@ def page(evaluation: Evaluation) -> str:
 
 def _missing_texts(evaluation: Evaluation) -> list[str]:
     return [f"no baseline {name}: {reason}" for name, reason in evaluation.missing_baselines.items()]
-
-
-def _kind_texts(evaluation: Evaluation) -> list[str]:
-    return [
-        f"{_text({entry.factor: entry.value})}: {share_text(entry.mean, 1)} on {entry.rows:,} rows"
-        for entry in evaluation.kind_errors
-    ]
 
 
 def _outlier_texts(evaluation: Evaluation) -> list[str]:
@@ -128,12 +131,6 @@ def _fit_rows(evaluation: Evaluation, value: str | None) -> Configurations:
     if value is None or evaluation.split.category is None:
         return evaluation.table
     return evaluation.table.take((evaluation.table.values[evaluation.split.category] == value).nonzero()[0])
-
-
-def _fit_heading(evaluation: Evaluation, value: str | None, fit: Fit) -> str:
-    prefix = "" if value is None else f"{evaluation.split.category}={value}: "
-    penalty = "no penalty" if fit.penalty.kind == "none" else f"{fit.penalty.kind.upper()} of {fit.penalty.strength:g}"
-    return f"{prefix}{_formula(fit)}; {penalty}, by cross-validation"
 
 
 def _formula(fit: Fit) -> str:

@@ -273,7 +273,13 @@ class _TaskBuilder:
     def build(self, steps: int) -> list[Task]:
         for step in range(steps):
             for part in range(self.job.accumulate):
-                self._append_batch(step, part)
+                ranks = range(len(self.rank_classes))
+                for rank in ranks:
+                    self._append_input(rank, step)
+                    if self.work.other:
+                        self._append_compute("other", Cause.OTHER, self.work.other, (), rank, step)
+                self._append_pass(step, self.forward, Cause.FORWARD)
+                self._append_pass(step, self.backward, Cause.BACKWARD, is_last=part == self.job.accumulate - 1)
             self._append_update(step)
         return self.tasks
 
@@ -299,16 +305,6 @@ class _TaskBuilder:
     def _factor(self, rank: int, step: int) -> float:
         factors = self.rank_classes[rank].factors
         return factors[step % len(factors)]
-
-    def _append_batch(self, step: int, part: int) -> None:
-        """Append the input, the forward and the backward pass of one batch."""
-        ranks = range(len(self.rank_classes))
-        for rank in ranks:
-            self._append_input(rank, step)
-            if self.work.other:
-                self._append_compute("other", Cause.OTHER, self.work.other, (), rank, step)
-        self._append_pass(step, self.forward, Cause.FORWARD)
-        self._append_pass(step, self.backward, Cause.BACKWARD, is_last=part == self.job.accumulate - 1)
 
     def _append_input(self, rank: int, step: int) -> None:
         loader = self.work.input

@@ -109,7 +109,10 @@ def _best_plan(timed_graph: TimedGraph, forced: int | None) -> Plan | None:
             if pair[0] is not None and pair[1] is not None:
                 pairs[number] = pair[0], pair[1]
                 ns = [round(timing.trimmed_ns or 0.0) for timing in pairs[number]]
-                costs[number] = _label_costs(ns[layout], ns[1 - layout], forced)
+                costs[number] = (
+                    (None if forced == CHANNELS_LAST else ns[layout]),
+                    (None if forced == CONTIGUOUS else ns[1 - layout]),
+                )
                 continue
         if number not in problem.neutral and layout is not None:
             costs[number] = (None, 0) if layout else (0, None)
@@ -142,10 +145,6 @@ def _best_plan(timed_graph: TimedGraph, forced: int | None) -> Plan | None:
         math.fsum(timing.trimmed_ns or 0.0 for timing in known_timings),
         len(problem.choices) - len(pairs),
     )
-
-
-def _label_costs(zero: int, one: int, forced: int | None) -> tuple[mincut.Cost, mincut.Cost]:
-    return (None if forced == CHANNELS_LAST else zero), (None if forced == CONTIGUOUS else one)
 
 
 def _price(

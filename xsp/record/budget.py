@@ -175,14 +175,11 @@ class Budgeted(Schedule):
         """Return the names of rungs that cost too much, with the bare steps that earn one step; None if not tried."""
         too_costly: dict[str, int | None] = {}
         for rung in self.rungs[1:]:
-            steps = self._steps_to_earn(rung)
+            mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
+            steps = round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
             if too_costly or (steps or 0) > RAREST:  # rungs below a rung that is left out are left out too
                 too_costly[rung_name(rung)] = steps
         return too_costly
-
-    def _steps_to_earn(self, rung: Level) -> int | None:
-        mean_ns, cost_ns = self._account.mean_ns, self._account.cost_ns(rung)
-        return round(cost_ns / (self.share * mean_ns)) if mean_ns and cost_ns is not None else None
 
     def _warmup_rung(self, index: int) -> Level:
         in_use = self._active_rungs()  # the cheapest first

@@ -217,8 +217,11 @@ class Collecting:
         rows: list[Span] = []
         for collector in self._select(by_thread):
             spans = self._guard(collector, "spans", lambda c=collector: _check_spans(c.spans())) or []  # type: ignore[misc]
+            # Rows that a collector placed on the epoch itself, corrected for settings of the clock during the run.
             rows += (
-                _on_run_clock(spans, anchor) if collector.epoch else [clock.on_epoch(span, anchor) for span in spans]
+                ([row._replace(start_ns=row.start_ns - anchor.set_ns) for row in spans] if anchor.set_ns else spans)
+                if collector.epoch
+                else [clock.on_epoch(span, anchor) for span in spans]
             )
             self._collect_notes(collector)
         if (change := self.device_work.replace()) is not None:
@@ -332,8 +335,3 @@ def _raise(error: Exception) -> NoReturn:
 def _in_switch_order(collectors: Iterable[Collector]) -> list[Collector]:
     """Return collectors in the order of switching on: deeper ones first, and off last; innermost ones at the end."""
     return sorted(collectors, key=lambda collector: (not collector.innermost, min(collector.levels)), reverse=True)
-
-
-def _on_run_clock(rows: list[Span], anchor: clock.Anchor) -> list[Span]:
-    """Return rows that a collector placed on the epoch itself, corrected for settings of the clock during the run."""
-    return [row._replace(start_ns=row.start_ns - anchor.set_ns) for row in rows] if anchor.set_ns else rows

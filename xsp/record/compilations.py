@@ -30,7 +30,17 @@ def compilations(since_ns: int) -> list[dict[str, Any]]:
         since_ns: nanoseconds since the epoch.
     """
     try:
-        found = [_content(note) for note in _notes()]
+        found = [
+            {
+                "start_ns": round(note.start_time * 1e9),
+                "dur_ns": round((note.entire_frame_compile_time_s or 0.0) * 1e9),
+                "function": note.co_name or "",
+                "file": shown_path(note.co_filename or ""),
+                "line": note.co_firstlineno or 0,
+                "reason": _reason(note.recompile_reason),
+            }
+            for note in _notes()
+        ]
     except Exception:  # private to torch: another version may keep other notes, or none
         return []
     return [each for each in found if each["start_ns"] >= since_ns]
@@ -48,17 +58,6 @@ def latest_compilations() -> list[tuple[int, int]]:
 def _notes() -> list[Any]:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return list(dynamo.get_compilation_metrics())[-MOST:] if dynamo is not None else []
-
-
-def _content(note: Any) -> dict[str, Any]:
-    return {
-        "start_ns": round(note.start_time * 1e9),
-        "dur_ns": round((note.entire_frame_compile_time_s or 0.0) * 1e9),
-        "function": note.co_name or "",
-        "file": shown_path(note.co_filename or ""),
-        "line": note.co_firstlineno or 0,
-        "reason": _reason(note.recompile_reason),
-    }
 
 
 def _reason(text: str | None) -> str | None:

@@ -58,7 +58,8 @@ def claim(
     process = identity.of_this_process()
     part = part_of(process)
     job = _job(process) if part and next_free else None
-    if not next_free and _is_restarted():
+    # a rank that torchrun, started by xsp, has started again after a failure
+    if not next_free and (JOB_VARIABLE in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"):
         if process.local_rank == 0 and (stale := rundir.remove_ranks(Path(path).expanduser(), process.world_size)):
             say(
                 f"the job was restarted with {process.world_size} ranks: "
@@ -109,11 +110,6 @@ def _claim(
             )
         return claimed
     raise AssertionError("names do not end")
-
-
-def _is_restarted() -> bool:
-    """Return whether this is a rank that torchrun, started by xsp, has started again after a failure."""
-    return JOB_VARIABLE in os.environ and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def part_of(process: identity.Identity) -> str:
@@ -190,15 +186,11 @@ def _belongs_to_job(directory: Path, job: str, overwrite: bool) -> bool:
                 return False
             with contextlib.suppress(FileExistsError), open(mark, "x", encoding="ascii") as file:
                 file.write(job)
-        return _read_mark(mark) == job
+        deadline = time.monotonic() + PATIENCE_S
+        while not (content := inside.read_bytes(mark.parent, mark, MAX_MARK_BYTES)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return content.decode("ascii", "replace") == job
     except (FileExistsError, NotADirectoryError):
         return False
     except OSError as error:
         raise UnwritableError(f"{directory}: cannot be written ({error.strerror}); choose another directory") from error
-
-
-def _read_mark(mark: Path) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (content := inside.read_bytes(mark.parent, mark, MAX_MARK_BYTES)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return content.decode("ascii", "replace")

@@ -237,7 +237,12 @@ class Account:
             rung.add_window(gap_ns - stats.percentile(bare.gaps, 0.5))
         if turn.is_bare:
             self._add_bare(dur_ns, is_disturbed, bare)
-            self._add_between(before_ns + monotonic_ns() - end_ns)
+            between_ns = before_ns + monotonic_ns() - end_ns
+            self._latest_between_ns.append(between_ns)
+            if self.bare_steps % KEPT_DIFFERENCES == 0:
+                self._usual_ns = stats.percentile(self._latest_between_ns, 0.5)
+            is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
+            self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
         else:
             self._add_recorded(turn, dur_ns, before_ns + monotonic_ns() - end_ns, bare)
         self._follows_recorded = not turn.is_bare
@@ -252,13 +257,6 @@ class Account:
     def spend(self, spent_ns: int) -> None:
         """Count time that xsp took outside the steps."""
         self._between_ns += spent_ns
-
-    def _add_between(self, between_ns: int) -> None:
-        self._latest_between_ns.append(between_ns)
-        if self.bare_steps % KEPT_DIFFERENCES == 0:
-            self._usual_ns = stats.percentile(self._latest_between_ns, 0.5)
-        is_unusual = self._usual_ns is not None and between_ns > UNUSUAL * self._usual_ns
-        self._between_ns += round(self._usual_ns) if is_unusual and self._usual_ns is not None else between_ns
 
     def _add_bare(self, dur_ns: int, is_disturbed: bool, bare: BareSteps) -> None:
         self.bare_steps += 1

@@ -49,7 +49,11 @@ class ProgressDisplay:
         """Write and draw progress, and return the nanoseconds that it took. Never raises."""
         began_ns = monotonic_ns()
         if self._run is not None:
-            self._write(self._run / PROGRESS_FILE, progress)
+            # it is not flushed to the disk, because it is of no use after a crash
+            path = self._run / PROGRESS_FILE
+            # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative
+            with contextlib.suppress(OSError), atomic.replacing(path, flush=False) as temporary:
+                temporary.write_text(json.dumps(progress), encoding="utf-8")
         if self._line is not None:
             self._line.draw(line(progress))
         ended_ns = monotonic_ns()
@@ -68,12 +72,6 @@ class ProgressDisplay:
     def forget(self) -> None:
         """Show nothing from now on, in a forked child: the line and the file are the parent's."""
         self._run, self._line = None, None
-
-    def _write(self, path: Path, progress: dict[str, Any]) -> None:
-        """Write the file atomically; it is not flushed to the disk, because it is of no use after a crash."""
-        # errors are ignored: on a full disk steps are lost, which is counted; progress is only informative
-        with contextlib.suppress(OSError), atomic.replacing(path, flush=False) as temporary:
-            temporary.write_text(json.dumps(progress), encoding="utf-8")
 
 
 def read(run: Path) -> dict[str, Any]:

@@ -492,17 +492,14 @@ class profile:
         if (lost or report is None) and self._writer.failure is not None:
             say(f"{self.out}: {missing} ({self._writer.failure})")
         if self.settings.otlp is not None:
-            self._report_undelivered(report.get("delivery") if report is not None else None)
-
-    def _report_undelivered(self, delivery: dict[str, Any] | None) -> None:
-        """Print one line on the undelivered traces, the reason, and the command that sends them."""
-        command = f"xsp export {shlex.quote(str(self.out))} --resume"
-        if delivery is None:
-            say(f"it is unknown what was delivered; `{command}` sends the rest")
-        elif delivery["left"] or delivery["rejected"]:
-            counts = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
-            reasons = "; ".join(delivery["messages"])
-            say(f"{counts} ({reasons}); `{command}` sends what is left")
+            delivery = report.get("delivery") if report is not None else None
+            command = f"xsp export {shlex.quote(str(self.out))} --resume"
+            if delivery is None:
+                say(f"it is unknown what was delivered; `{command}` sends the rest")
+            elif delivery["left"] or delivery["rejected"]:
+                counts = f"{delivery['left']} traces were not delivered, {delivery['rejected']} spans were rejected"
+                reasons = "; ".join(delivery["messages"])
+                say(f"{counts} ({reasons}); `{command}` sends what is left")
 
 
 CHILDREN_S = 1.0

@@ -263,12 +263,8 @@ class Step:
 
     def spans(self, name: str, batch_size: int | None) -> list[Span]:
         """Return its own span, and that of the time before it if its window was open then."""
-        own = self._span(name, batch_size)
-        return [own] if self._window is None else [own, self._window.span(self.thread, self._entered_ns)]
-
-    def _span(self, name: str, batch_size: int | None) -> Span:
-        """Return the step's own span, the root of its trace."""
-        return clock.on_epoch(
+        # The step's own span, the root of its trace.
+        own = clock.on_epoch(
             Span(
                 span_id=self.span_id,
                 parent_id=self._parent_id,
@@ -284,3 +280,4 @@ class Step:
             ),
             self.anchor,
         )
+        return [own] if self._window is None else [own, self._window.span(self.thread, self._entered_ns)]

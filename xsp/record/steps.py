@@ -273,7 +273,16 @@ class Steps:
         try:
             end_ns, display_ns = step.end_ns, 0
             if self.progress.is_due(end_ns):
-                display_ns = self.progress.show(self._progress())
+                costs = budgets.progress(self.schedule, self.account)
+                display_ns = self.progress.show(
+                    {
+                        "seen": self.step_count,
+                        "stored": self.stored,
+                        "lost": self.lost,
+                        "time_ns": time.time_ns(),
+                        "budget": costs,
+                    }
+                )
                 self.account.spend(display_ns)
                 self.schedule.restart_settling()
             if self.loop.is_full and not self.storing.is_underway:
@@ -308,14 +317,3 @@ class Steps:
         self.between.forget()
         self.progress.forget()
         self.collecting.disable()
-
-    def _progress(self) -> dict[str, Any]:
-        """Return the progress of the run, for `ProgressDisplay.show`."""
-        costs = budgets.progress(self.schedule, self.account)
-        return {
-            "seen": self.step_count,
-            "stored": self.stored,
-            "lost": self.lost,
-            "time_ns": time.time_ns(),
-            "budget": costs,
-        }

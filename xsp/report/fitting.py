@@ -46,8 +46,11 @@ def shorten_distinctly(names: Sequence[str], width: int) -> list[str]:
         for index, part in enumerate((*path, None)):
             followers[path[:index]].add(part)
     lead = _shared_lead([name for name in names if not _PATH.fullmatch(name)])
+    # A name without the words that all names begin with, and without its middle, if necessary.
     return [
-        _shorten_path(name, width, followers) if _PATH.fullmatch(name) else _shorten_words(name, width, lead)
+        _shorten_path(name, width, followers)
+        if _PATH.fullmatch(name)
+        else shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
         for name in names
     ]
 
@@ -75,11 +78,6 @@ def _shared_lead(names: Sequence[str]) -> str:
     pairs = zip(min(names), max(names), strict=False)  # all names between these two share their beginning
     lead = "".join(letter for letter, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return lead[: lead.rfind(" ") + 1]
-
-
-def _shorten_words(name: str, width: int, lead: str) -> str:
-    """Return a name without the words that all names begin with, and without its middle, if necessary."""
-    return shortened(name if cell_len(name) <= width else f"…{name[len(lead) :]}" if lead else name, width)
 
 
 def _shorten_path(name: str, width: int, followers: Mapping[tuple[str, ...], Collection[str | None]]) -> str:

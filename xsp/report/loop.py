@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -18,7 +18,6 @@ from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
 from xsp.ingest import load as runs
 from xsp.ingest.ranks import Subject
-from xsp.run import StepKind
 from xsp.store.iterations import UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -56,7 +55,12 @@ def loop(trace: Trace) -> dict[str, Any] | None:
     if not _prepare(trace):
         return None
     con = trace.con
-    kinds = _kinds(con, kinds_of(trace, trace.rank))
+    # The kinds with a colour of their own, the longest first, and if there are more, one for the others.
+    known_kinds = kinds_of(trace, trace.rank)
+    names = {kind: step_kind.name for kind, step_kind in known_kinds.items()}
+    rows = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
+    coloured = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in rows]
+    kinds = coloured if len(coloured) <= MOST_COLOURS + 1 else [*coloured[:MOST_COLOURS], (_OTHER_KINDS, None)]
     # the steps that represent the program best: in words, and as an SQL condition
     best = _first_row(con, "SELECT max(most) AS most FROM loop_rows")["most"]
     basis, condition = (BASES[best], "most IS NOT NULL") if best is not None else (ALL_STEPS, "status = 'ok'")
@@ -109,14 +113,6 @@ def _prepare(trace: Trace) -> bool:
 
 def _mean(column: str) -> str:
     return f"sum(steps * ({column})) / sum(steps)"
-
-
-def _kinds(con: duckdb.DuckDBPyConnection, known_kinds: Mapping[int, StepKind]) -> list[tuple[str, int | None]]:
-    """Return the kinds with a colour of their own, the longest first, and if there are more, one for the others."""
-    names = {kind: step_kind.name for kind, step_kind in known_kinds.items()}
-    rows = con.execute("SELECT kind FROM loop_rows GROUP BY kind ORDER BY sum(steps * ms) DESC, kind").fetchall()
-    coloured = [(names.get(kind, "steps" if kind == _NO_KIND else f"kind {kind}"), kind) for (kind,) in rows]
-    return coloured if len(coloured) <= MOST_COLOURS + 1 else [*coloured[:MOST_COLOURS], (_OTHER_KINDS, None)]
 
 
 def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | None]], rows: int) -> dict[str, list[Any]]:

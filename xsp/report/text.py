@@ -70,7 +70,9 @@ def table(
     ]
     for kind in (str, float):  # a narrow terminal too shows a name and a figure
         candidates = (
-            column for column, index in zip(fitting_columns, indices, strict=True) if _has_type(rows, index, kind)
+            column
+            for column, index in zip(fitting_columns, indices, strict=True)
+            if any(isinstance(row[index], kind) for row in rows)
         )
         for column in itertools.islice(candidates, 1):
             column.is_main = True
@@ -85,10 +87,6 @@ def _column(name: str, values: Sequence[Any], row_count: int, kernels: Sequence[
     cells = [cell(value) for value in values[:row_count]]
     heading = name.replace("_", " ")
     return FittingColumn(heading, cells, is_numeric, is_prose=name == _PROSE_COLUMN, has_kernels=name in kernels)
-
-
-def _has_type(rows: Sequence[Sequence[Any]], index: int, kind: type) -> bool:
-    return any(isinstance(row[index], kind) for row in rows)
 
 
 # --- optimum -----------------------------------------------------------------------------------------------------

@@ -105,7 +105,9 @@ def _layers(con: duckdb.DuckDBPyConnection) -> list[tuple[str, float, float]]:
 
 def figures_text(figures: WatchFigures) -> Text:
     """Return the lines of `xsp watch`."""
-    lines = [_progress(figures)]
+    state = "finished" if figures.is_finished else "running"
+    step_text = f"step {figures.steps_seen:,}, " if figures.steps_seen is not None else ""
+    lines = [f"{plain(figures.name)}: {state}, {step_text}{figures.steps_stored:,} steps stored"]
     if figures.budget:
         lines.append(overhead(figures.budget))
     for rung, steps in figures.budget.left_out.items():
@@ -131,9 +133,3 @@ def _rungs(figures: WatchFigures) -> list[str]:
         count_text = "–" if number is None else f"{number:,}"
         lines.append(f"  {plain(depth(rung)):<16} {count_text:>9} {'–' if ms is None else f'{ms:.3f}':>18}")
     return lines
-
-
-def _progress(figures: WatchFigures) -> str:
-    state = "finished" if figures.is_finished else "running"
-    step_text = f"step {figures.steps_seen:,}, " if figures.steps_seen is not None else ""
-    return f"{plain(figures.name)}: {state}, {step_text}{figures.steps_stored:,} steps stored"

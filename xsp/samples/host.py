@@ -53,19 +53,19 @@ class Host(Source):
         pages = _words(self._process / "statm")
         if len(pages) > 1:
             yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
-        for name, ticks in (("process.cpu.use", self._process_ticks()), ("host.cpu.use", self._host_ticks())):
+        text = _text(self._process / "stat")
+        # The name is in brackets and may itself contain brackets and blanks.
+        words = text[text.rfind(")") + 1 :].split()
+        for name, ticks in (
+            ("process.cpu.use", int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None),
+            ("host.cpu.use", self._host_ticks()),
+        ):
             cores = self._cores(name, ticks)
             if cores is not None:
                 yield Reading(name, "cores", cores)
         if include_slow:
             yield from self._memory()
             yield from self._clocks()
-
-    def _process_ticks(self) -> int | None:
-        text = _text(self._process / "stat")
-        # The name is in brackets and may itself contain brackets and blanks.
-        words = text[text.rfind(")") + 1 :].split()
-        return int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None
 
     def _host_ticks(self) -> int | None:
         name, *words = _text(self._proc / "stat").partition("\n")[0].split() or [""]

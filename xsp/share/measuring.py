@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from xsp import atomic, processes
 from xsp.comparison import evidence
 from xsp.device import devices
-from xsp.device.contract import Device
 from xsp.errors import ShareError
 from xsp.share import client
 from xsp.share import devices as stores
@@ -178,7 +177,10 @@ def measure(
         files = [Path(request["weights"]), Path(folder) / "model.pt"]
         result.cold_obstacle = _why_not_cold(files) if COLD in states else "it was not requested"
         capacity = 2 * weights_size["nbytes"] + (64 << 20)
-        with running_store(Path(request["store"]), capacity, *_store_options(target)) as store:
+        # The options with which a store serves a device; none for one whose memory is the host's.
+        with running_store(
+            Path(request["store"]), capacity, *(() if target.torch_type == "cpu" else ("--device", str(target.index)))
+        ) as store:
             _take_turns(result, request, files, repeats, random.Random(seed), on_progress)
             if concurrent:
                 _take_memory(result, request, files, store, on_progress, concurrent)
@@ -266,11 +268,6 @@ def _memory_of_store(store: subprocess.Popen[bytes], request: Mapping[str, str])
     if "device" not in request:
         return memory_of(store.pid)
     return {"held": sum(status.get("held_bytes", 0) for status in stores.status(Path(request["store"])))}
-
-
-def _store_options(device: Device) -> tuple[str, ...]:
-    """Return the options with which a store serves a device; none for one whose memory is the host's."""
-    return () if device.torch_type == "cpu" else ("--device", str(device.index))
 
 
 def _fill_device(parent: processes.WorkerProcess, request: Mapping[str, str]) -> None:

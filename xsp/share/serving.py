@@ -154,7 +154,12 @@ class Serving(Generic[Kind]):
                 self._jobs.put(None)
                 thread.join()
                 self._handle_results()
-                self._stop_listening()
+                # Accept no new clients; another process may serve the directory from now on.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+                self._selector.unregister(self._listener)
+                self._listener.close()
+                os.close(self._lock)
                 while self._is_needed():
                     self._handle_events()
                 self._close()
@@ -170,14 +175,6 @@ class Serving(Generic[Kind]):
     def _is_needed(self) -> bool:
         """Return whether clients need the loop after `end`; by default not, as mapped memory outlives the store."""
         return False
-
-    def _stop_listening(self) -> None:
-        """Accept no new clients; another process may serve the directory from now on."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        self._selector.unregister(self._listener)
-        self._listener.close()
-        os.close(self._lock)
 
     def _close(self) -> None:
         for client in list(self._clients.values()):

@@ -130,7 +130,8 @@ def paces_of(rows: Sequence[LoopRow]) -> dict[int, DevicePace]:
     values: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for burst in bursts:
         last_ns = alone_ns[burst.kinds[-1][0]]
-        factor = (burst.total_ns - last_ns) / (_alone_ns(burst, alone_ns) - last_ns)
+        # over the time that the steps of the burst would take one at a time, each with an idle device around it
+        factor = (burst.total_ns - last_ns) / (sum(alone_ns[kind] * count for kind, count in burst.kinds) - last_ns)
         for kind, count in _counts(burst).items():
             values[kind].append((max(0.0, factor) * alone_ns[kind], count))
     return {kind: DevicePace(tuple(kind_values), host_rows) for kind, kind_values in values.items()}
@@ -232,11 +233,6 @@ def _counts(burst: Burst) -> Counter[int]:
     for kind, count in burst.kinds:
         counts[kind] += count
     return counts
-
-
-def _alone_ns(burst: Burst, alone_ns: Mapping[int, float]) -> float:
-    """Return how long the steps of a burst would take one at a time, each with an idle device before and after it."""
-    return sum(alone_ns[kind] * count for kind, count in burst.kinds)
 
 
 def _least_wait_ns(burst: Burst, alone_ns: Mapping[int, float]) -> float:

@@ -249,7 +249,14 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
         if pairs:
             added, added_interval = stats.trimmed_mean(pairs), stats.interval(pairs)
         outer = outer_rung if outer_rung is not None else BARE
-        spans = _spans_added(con, level, outer)
+        # The median number of host spans in a step of a rung, of levels that the next outer rung lacks.
+        rows = con.execute(
+            "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
+            "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
+            "AS spans FROM alike WHERE timed AND rung = ?)",
+            [outer, level, level],
+        ).fetchall()
+        spans = int(rows[0][0])
         # the cost of a span by the calibration: the mean over the collectors that a rung adds; None without any
         costs = [
             cost.ns_per_span for cost in run.costs.values() if outer < cost.level <= level and cost.ns_per_span > 0
@@ -258,17 +265,6 @@ def rungs_of(con: duckdb.DuckDBPyConnection, run: Run) -> list[Rung]:
         rungs.append(Rung(level, len(durations), step_ns, added, added_interval, spans, calibrated_ns))
         outer_rung = level
     return rungs
-
-
-def _spans_added(con: duckdb.DuckDBPyConnection, rung: int, outer: int) -> int:
-    """Return the median number of host spans in a step of a rung, of levels that the next outer rung lacks."""
-    rows = con.execute(
-        "SELECT coalesce(median(spans), 0) FROM (SELECT coalesce(list_sum(list_transform("
-        "map_entries(on_host), lambda entry: CASE WHEN entry.key > ? AND entry.key <= ? THEN entry.value END)), 0) "
-        "AS spans FROM alike WHERE timed AND rung = ?)",
-        [outer, rung, rung],
-    ).fetchall()
-    return int(rows[0][0])
 
 
 def _choose_template(con: duckdb.DuckDBPyConnection) -> tuple[Any, ...] | None:

@@ -62,7 +62,11 @@ def trial_session(text: str) -> Iterator[None]:
     except ImportError:
         yield
         return
-    _seed(torch, options["seed"])
+    seed = options["seed"]
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
     watch = CallObserver(parse(options["trial"]) if options["trial"] else [])
     watch.start()
     call = torch.nn.Module.__call__
@@ -70,19 +74,10 @@ def trial_session(text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _write(Path(options["report"]), watch.content())
-
-
-def _seed(torch: Any, seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-
-
-def _write(report: Path, content: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError), atomic.replacing(report) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
+        report = Path(options["report"])
+        content = watch.content()
+        with contextlib.suppress(OSError), atomic.replacing(report) as temporary:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
 class CallObserver:
@@ -117,7 +112,9 @@ class CallObserver:
                 is_new = self._record_call(module, args, kwargs)
                 result = original(module, *args, **kwargs)
                 if module in self._visited:
-                    self._keep(module, result)
+                    # a result whose values cannot be read (under vmap, on a meta device, nested) is left out
+                    with contextlib.suppress(Exception):
+                        self.outputs.keep(module, result)
                 for trial in self.trials if is_new else ():
                     self._try(trial, trial.after, module, args, kwargs)
                 return result
@@ -139,11 +136,6 @@ class CallObserver:
         for trial in self.trials:
             self._try(trial, trial.before, module, args, kwargs)
         return True
-
-    def _keep(self, module: Any, result: Any) -> None:
-        """Keep a result; one whose values cannot be read (under vmap, on a meta device, nested) is left out."""
-        with contextlib.suppress(Exception):
-            self.outputs.keep(module, result)
 
     def _try(self, trial: Trial, function: Any, *args: Any) -> None:
         try:

@@ -101,7 +101,9 @@ class Claim:
                 self.subscriber = cupti.subscribe(self._callback, None)
         except Exception as error:
             self._error = error
-            return self._refusal(error)
+            if not self._has_other_client():
+                return f"CUPTI cannot be subscribed to ({type(error).__name__}: {error})"
+            return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {REMEDY}"
         self._error = None
         return None
 
@@ -109,11 +111,6 @@ class Claim:
         """Return whether the last attempt was refused because another client has subscribed."""
         refused_status = getattr(getattr(self._cupti, "Result", None), _ALREADY_SUBSCRIBED, None)
         return refused_status is not None and getattr(self._error, "status", None) == refused_status
-
-    def _refusal(self, error: Exception) -> str:
-        if not self._has_other_client():
-            return f"CUPTI cannot be subscribed to ({type(error).__name__}: {error})"
-        return f"CUPTI is held by {self._holder() or 'another client, which gives no name'}: {REMEDY}"
 
     def _holder(self) -> str | None:
         """Return the name that the other client subscribed with, if it gave one."""

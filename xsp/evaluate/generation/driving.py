@@ -80,7 +80,7 @@ class _Run:
             while self._waiting and len(self._running) < self._slots:
                 self._begin(self._waiting.popleft())
             if self._running:
-                self._step()
+                self._count_tokens(list(self._sequences.step()))
         requests = Requests(
             self._due, self._issued, self._start, self._end, np.ones(self._count, np.int64),
             is_open_loop=self._is_open, servers=self._slots, schedule_length=self._count,
@@ -99,9 +99,6 @@ class _Run:
         self._sequences.begin(number, self._prompts.tokens[number])
         self._running.add(number)
         self._count_tokens([number])
-
-    def _step(self) -> None:
-        self._count_tokens(list(self._sequences.step()))
 
     def _count_tokens(self, numbers: list[int]) -> None:
         """Note the time of a new token of each of some requests, and end those that have all of theirs."""

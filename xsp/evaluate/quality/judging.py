@@ -139,7 +139,10 @@ def settle(before: Outcome, repeat: Callable[[], Outcome], most_repeats: int = M
         verdicts = judgement.by("environment"), judgement.by("outputs")
         if Verdict.DIFFERENT in verdicts or judgement.by("latency") is Verdict.SAME:
             break
-        if judgement.by("latency") is Verdict.DIFFERENT and _repeats(after) >= evidence.MIN_TURNS:
+        if (
+            judgement.by("latency") is Verdict.DIFFERENT
+            and min((len(runs) for runs in after.latencies_ns.values()), default=0) >= evidence.MIN_TURNS
+        ):
             break
         if not (set(before.latencies_ns) & set(after.latencies_ns)):
             break  # without common latencies repeating decides nothing
@@ -151,10 +154,6 @@ def settle(before: Outcome, repeat: Callable[[], Outcome], most_repeats: int = M
         after = replace(repetition, latencies_ns=latencies, contexts=contexts)
         judgement = judge(before, after)
     return judgement
-
-
-def _repeats(outcome: Outcome) -> int:
-    return min((len(runs) for runs in outcome.latencies_ns.values()), default=0)
 
 
 def _combined_verdict(reasons: Sequence[Reason]) -> Verdict:
