@@ -140,6 +140,16 @@ class Budget(Fields):
 
 
 @dataclass(frozen=True, eq=False)
+class InnerLine(Fields):
+    """A line inside a function of the program that another line called."""
+
+    file: str
+    line: Count
+    calls: str = ""
+    ns: Count = 0
+
+
+@dataclass(frozen=True, eq=False)
 class Line(Fields):
     """A line of the program that ran between steps; see `xsp.record.between`."""
 
@@ -152,6 +162,9 @@ class Line(Fields):
     ns: Count = 0
     gaps: Count = 0
     """Number of gaps in which it ran."""
+
+    within: InnerLine | None = None
+    """The line inside the functions that it calls that takes most of it; None where none does, or none was seen."""
 
 
 @dataclass(frozen=True, eq=False)

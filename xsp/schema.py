@@ -96,6 +96,9 @@ TRAINABLE, PADDING = "trainable_bytes", "padding"
 ROOT = "root"
 """Attribute of a module call: its outermost module, if a program calls several; absent for calls of the first one."""
 
+WORKERS, PERSISTENT = "workers", "persistent"
+"""Attributes of a wait for a data loader with worker processes: their number, and whether they outlive an epoch."""
+
 DESCRIPTION_KEYS = {
     OVERLOAD: "of an operator: its overload, `Tensor` of `aten::add.Tensor`",
     DTYPES: "of an operator: element types of its arguments in Kineto's words, a list for a list of tensors; "
@@ -210,6 +213,14 @@ COLUMNS: tuple[Column, ...] = (
 STEP_KIND = "CASE WHEN json_valid(attributes) THEN TRY_CAST(attributes ->> '$.step_kind' AS INTEGER) END"
 """SQL of the kind of a step that an importer gave it: a number among `kinds` of run.json, an attribute of its span. In
 a run of xsp the table `loop` has the kinds."""
+
+HAS_WORKERS = f"""(
+    kind = '{Kind.DATA}' AND (
+        contains(name, 'MultiProcessing')
+        OR json_valid(attributes) AND coalesce(TRY_CAST(attributes ->> '$.{WORKERS}' AS INTEGER), 0) > 0
+    )
+)"""
+"""SQL of whether a span is a wait for a data loader with worker processes: importers name its iterator."""
 
 MERGED_COLUMNS: tuple[Column, ...] = (
     Column("steps", "INTEGER", "timed steps that hold this span and in which its level is the deepest one recorded"),

@@ -131,6 +131,27 @@ def test_slow_iterations_without_period_and_place_may_be_the_machines() -> None:
     assert piece.do.startswith("run it again on an otherwise idle machine")
 
 
+@pytest.mark.parametrize(
+    ("trains", "evaluations", "named"), [(True, 12, True), (True, 1, False), (None, 12, False), (False, 12, False)]
+)
+def test_steps_that_train_nothing_are_named_where_they_take_much_of_the_loop(
+    trains: bool | None, evaluations: int, named: bool
+) -> None:
+    kinds = [kind for _ in range(12) for kind in (*[0] * 10, *[1] * evaluations)]
+    times = [20.0 if kind == 0 else 10.0 for kind in kinds]
+    own = [{"kind": 0, "name": "training Net 8×3", "training": trains}, {"kind": 1, "name": "Net 8×3"}]
+    if trains is not None:
+        own[1]["training"] = False
+    trace = trace_with(rows_of(times, kind=kinds), run={"kinds": own})
+    found = [text for text in texts(trace) if "train nothing" in text]
+    assert bool(found) is named
+    if named:
+        share = 144 * 10.05 / (144 * 10.05 + 120 * 20.05)
+        assert found[0].startswith(
+            f"Steps that train nothing take {100 * share:.0f} % of the loop: 144 of Net 8×3, 10.1 ms each; if they "
+        )
+
+
 def test_slow_samples_at_random_are_waits_for_data() -> None:
     draw = random.Random(3)
     data = [draw.gauss(320, 20) if draw.random() < 0.04 else draw.uniform(0.1, 0.5) for _ in range(200)]
@@ -170,6 +191,31 @@ def test_growth_is_named_with_both_times() -> None:
     assert text.startswith("An iteration takes ")
     assert "% longer at the end than at the beginning: 2" in text
     assert text.endswith(", in the step.")
+
+
+@pytest.mark.parametrize(
+    ("own", "of_host", "cores", "named"),
+    [
+        ((1.0, 0.35), (1.2, 2.0), 2, False),  # other programs came
+        ((1.0, 0.9), (1.2, 2.0), 2, True),  # they explain less than half of it
+        ((1.0, 0.35), (1.2, 0.5), 2, True),  # it waits for something else: cores are free
+        ((1.0, 1.0), (2.0, 2.0), 2, True),
+        ((1.0, 0.35), (1.2, 2.0), None, True),
+    ],
+)
+def test_a_growth_that_other_programs_explain_is_not_the_programs(
+    own: tuple[float, float], of_host: tuple[float, float], cores: int | None, named: bool
+) -> None:
+    rows = rows_of([20 + 0.2 * step for step in range(150)])
+    trace = trace_with(rows, run={"machine": {"cores": cores}} if cores else None)
+    end_ns = rows[-1]["start_ns"] + rows[-1]["dur_ns"]
+    for name, values in (("process.cpu.use", own), ("host.cpu.use", of_host)):
+        for place in range(30):
+            trace.con.execute(
+                "INSERT INTO samples (time_ns, rank, name, unit, value) VALUES (?, 0, ?, 'cores', ?)",
+                [rows[0]["start_ns"] + round(end_ns * (place + 0.5) / 30), name, values[place >= 15]],
+            )
+    assert bool([text for text in texts(trace) if "longer at the end" in text]) is named
 
 
 @pytest.mark.parametrize("part", ["in the step", "in the wait for data", "between steps"])

@@ -177,3 +177,26 @@ def test_a_matrix_that_is_inverted_to_multiply_is_reported_with_two_thirds_of_it
 )
 def test_inverses_that_no_product_takes_are_not_reported(lines: tuple[tuple[str, object], ...]) -> None:
     assert advice_of(shaped(*lines), "inverse") == []
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "what"),
+    [
+        ("aten::linalg_matrix_norm", "aten::_linalg_svd", "singular values"),
+        ("aten::linalg_eigh", "aten::_linalg_eigh", "eigenvalues"),
+        ("aten::linalg_qr", "aten::empty", "an orthogonal basis"),
+        ("aten::linalg_matrix_norm", "aten::linalg_vector_norm", None),
+    ],
+)
+def test_decompositions_in_each_step_are_reported_with_their_gradients(
+    outer: str, inner: str, what: str | None
+) -> None:
+    step = inside(f"op {outer} 1000-3000 sequence_nr=4", f"op {inner} 1010-2990", "op aten::div 3000-3200")
+    step = step.replace("net.b 4910-9880", "net.b 4910-5500").replace("4920-9870", "4920-5490")
+    step += "\nbackward b 5990-9890\nop LinalgSvdBackward0 6000-6500 sequence_nr=4"
+    pieces = advice_of(step, "decompositions")
+    assert [piece.what for piece in pieces] == ([f"each step computes {what} of a matrix"] if what else [])
+    for piece in pieces:
+        assert piece.gain.value == pytest.approx(2.7)
+        assert piece.at_most
+        assert piece.changes_numbers is not None

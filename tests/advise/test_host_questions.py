@@ -157,6 +157,33 @@ def test_single_values_read_in_a_loop_are_counted_with_the_indexing_before_them(
     assert advice_of(inside(*reads).replace("dtype=float", "phase=optimizer"), "synchronisations") == []
 
 
+def test_a_loop_of_reads_contains_its_comparisons_and_their_gradients() -> None:
+    """Without the loop, none of its calls on single values is made; the norm of a large tensor still is."""
+
+    def loop(us: int) -> list[Advice]:
+        passes = [
+            line
+            for index in range(1000, 4000, 200)
+            for line in (
+                f"op aten::select {index}-{index + 20} dtype=float sequence_nr={index}",
+                f"op aten::gt {index + 30}-{index + 30 + us} dtype=float",
+                f"op aten::is_nonzero {index + 90}-{index + 100} dtype=bool",
+            )
+        ]
+        nodes = [
+            f"op SelectBackward0 {index}-{index + 100} sequence_nr={index - 5000}" for index in range(6000, 9000, 200)
+        ]
+        text = inside(*passes).replace("net.b 4910-9880", "net.b 4910-5500").replace("4920-9870", "4920-5490")
+        return advice_of("\n".join((text, "backward b 5990-9890", *nodes)), "synchronisations")
+
+    (piece,) = loop(15)
+    us = 15 * (20 + 15 + 10 + 100) + 14 * (10 + 20 + 20) + 15 * 10
+    assert piece.gain.value == pytest.approx(us / 1000 * 14 / 15, rel=0.2)
+    assert "and their gradients" in piece.why[0]
+    (smaller,) = loop(50)
+    assert smaller.gain.value < piece.gain.value + 0.1
+
+
 @pytest.mark.slow
 def test_a_batch_that_is_computed_sample_by_sample_is_reported_with_its_size() -> None:
     def loop(shape: str, count: int = 64) -> str:
@@ -576,6 +603,34 @@ def test_time_between_steps_is_reported_from_a_sixth_of_an_iteration() -> None:
     assert "_foreach_" in piece.do
 
 
+@pytest.mark.parametrize(
+    ("attributes", "do", "trial"),
+    [
+        (None, "num_workers=2", "num_workers=2"),
+        ('{"workers": 2, "persistent": false}', "persistent_workers=True, if these are the first batches", None),
+        ('{"workers": 2, "persistent": true}', "give the loader more workers", None),
+    ],
+)
+def test_a_loader_that_has_workers_is_not_advised_to_have_some(
+    attributes: str | None, do: str, trial: str | None
+) -> None:
+    text = PLAIN.replace("step s 0-10000", "step s 0-10000\ndata DataLoader 1-9")
+    rows = [
+        row._replace(attributes=attributes) if row.kind == "data" else row
+        for number in range(3)
+        for row in spans(text, step=number)
+    ]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": wait_ns + 1e5, "data_ns": wait_ns, "rung": Level.OP if index < 3
+         else BARE}
+        for index in range(60)
+        for wait_ns in [30e6 if index % 6 == 5 else 1e4]
+    ]  # fmt: skip
+    (piece,) = advise.of(with_loop(trace_of(rows), loop), only=["data"]).advice
+    assert piece.do.startswith(do) or do in piece.do
+    assert piece.trial == trial
+
+
 @pytest.mark.parametrize("question", ["between", "data"])
 def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: str) -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
@@ -643,6 +698,31 @@ def test_what_to_do_between_steps_follows_from_the_line_that_takes_most(calls: s
     assert any("5 of 6 ms at train.py:9" in why for why in piece.why), piece.why
     assert piece.do.startswith(do)
     assert not any("train.py:7" in why for why in piece.why)
+
+
+@pytest.mark.parametrize(
+    ("inner", "place", "do"),
+    [
+        ({"line": 31, "calls": "copy.deepcopy", "ns": 9_000_000}, "train.py:31 (called in line 9)", "copy the state"),
+        ({"line": 31, "calls": "f", "ns": 9_000_000}, "train.py:31 (called in line 9)", "report less often"),
+        ({"file": "kept.py", "line": 3, "ns": 9_000_000}, "kept.py:3 (called in train.py:9)", "report less often"),
+        ({"line": 31, "calls": "copy.deepcopy", "ns": 1_000_000}, "train.py:9", "report less often"),
+    ],
+)
+def test_the_line_inside_a_function_is_the_place_and_says_what_to_do(
+    inner: dict[str, Any], place: str, do: str
+) -> None:
+    rows = [row for number in range(3) for row in spans(PLAIN, step=number)]
+    loop = [
+        {"step": index, "dur_ns": 1e7, "before_ns": 6e6, "rung": Level.OP if index < 3 else BARE} for index in range(20)
+    ]
+    within = {"file": "train.py", "calls": "", **inner}
+    line = {"file": "train.py", "line": 9, "function": "main", "calls": "self.log", "ns": 15_000_000, "gaps": 3}
+    run = {"between": {"gaps": 3, "ns": 15_000_000, "lines": [{**line, "within": within}]}}
+    (piece,) = advise.of(with_loop(trace_of(rows, run=run), loop), only=["between"]).advice
+    assert f"5 of 6 ms at {place}" in piece.why[-1]
+    assert piece.do.startswith(do)
+    assert piece.do.endswith(place)
 
 
 def test_a_line_takes_no_more_than_the_time_between_steps_that_it_is_a_part_of() -> None:

@@ -88,3 +88,32 @@ def test_other_indexing_is_not_reported() -> None:
     assert advice_for_mask("op aten::sum 3000-3100 input_shapes=[[734003],[]]") == [], "by numbers of rows"
     assert advice_for_mask("op aten::relu 3000-3100 input_shapes=[[734003]]", NONZERO) == []
     assert advice_for_mask("op aten::sum 3000-3100 input_shapes=[[734,3]]", NONZERO) == [], "rows that a mask chooses"
+
+
+def advice_for_groups(count: int, rows: str = "4096,64") -> list[Advice]:
+    """Return the advice on so many passes that select rows of a tensor by a mask, with their gradients."""
+    passes = [
+        line
+        for at in range(1000, 1000 + 200 * count, 200)
+        for line in (
+            f"op aten::eq {at}-{at + 20} input_shapes=[[4096],[]]",
+            f"op aten::index {at + 20}-{at + 80} input_shapes=[[{rows}],[]] sequence_nr={at}",
+            f"op aten::nonzero {at + 30}-{at + 50} input_shapes=[[4096]]",
+            f"op aten::mean {at + 80}-{at + 100} input_shapes=[[32,64],[],[],[]]",
+        )
+    ]
+    nodes = [
+        f"op IndexBackward0 {at + 5000}-{at + 5150} sequence_nr={at}" for at in range(1000, 1000 + 200 * count, 200)
+    ]
+    step = inside(*passes).replace("net.b 4910-9880", "net.b 4910-5500").replace("4920-9870", "4920-5490")
+    return advice_of("\n".join((step, "backward b 5990-9890", *nodes)), "mask-indexing")
+
+
+def test_rows_selected_group_by_group_are_reported_with_masks_reductions_and_gradients() -> None:
+    (piece,) = advice_for_groups(12)
+    assert "by 12 masks in turn" in piece.what
+    assert "4,096 rows" in piece.what
+    assert piece.gain.value == pytest.approx(12 * (0.02 + 0.06 + 0.02 + 0.15) * 11 / 12)
+    assert piece.at_most
+    assert "index_add" in piece.do
+    assert advice_for_groups(6) == []

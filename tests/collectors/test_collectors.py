@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import subprocess
 import sys
@@ -179,6 +180,40 @@ def test_data_loading():
     loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2)
     seen = check_collector(DataLoading(), lambda: list(loader), between_steps=True)
     assert [span.kind for span in seen] == ["data"] * 6  # three batches between steps, three in one
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_loader_are_waited_for_while_they_start_and_end(persistent):
+    loader = torch.utils.data.DataLoader(list(range(4)), batch_size=2, num_workers=1, persistent_workers=persistent)
+    waited_ns, collector = [], DataLoading()
+    collector.notify = lambda signal, subject: waited_ns.append(subject)
+    original = torch.utils.data.DataLoader.__iter__
+    collector.open()
+    try:
+        assert len(list(loader)) == 2
+    finally:
+        collector.close()
+    seen = list(collector.spans())
+    assert len(seen) == 4  # workers start, two batches, no batch is left
+    assert sum(span.dur_ns for span in seen) == sum(waited_ns)
+    assert {json.loads(span.attributes) == {"workers": 1, "persistent": persistent} for span in seen} == {True}
+    assert torch.utils.data.DataLoader.__iter__ is original
+
+
+def test_a_loader_inside_a_loader_is_part_of_its_wait():
+    inner = torch.utils.data.DataLoader(list(range(4)), batch_size=2)
+
+    class Outer(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from inner
+
+    collector = DataLoading()
+    collector.open()
+    try:
+        assert len(list(torch.utils.data.DataLoader(Outer(), batch_size=None))) == 2
+    finally:
+        collector.close()
+    assert len(list(collector.spans())) == 2
 
 
 def test_operators():

@@ -67,6 +67,51 @@ def test_a_line_counts_with_all_that_it_calls_and_so_does_the_line_that_a_functi
     assert any(each.endswith("step_in_a_function") for each in functions)
 
 
+def sleeps(times: int, seconds: float) -> FrameType:
+    for _ in range(times):
+        time.sleep(seconds)
+    return sys._getframe()
+
+
+def goes_on(found: Between) -> FrameType:
+    time.sleep(0.005)
+    found.end()
+    return sys._getframe()
+
+
+def calls_a_function(found: Between) -> FrameType:
+    sum(range(10))
+    return sleeps(4, 0.005)
+
+
+@pytest.mark.parametrize("most_events", [5, 5_000])
+def test_the_line_of_the_program_inside_a_call_is_noted(
+    followed: Between, monkeypatch: pytest.MonkeyPatch, most_events: int
+) -> None:
+    """Also if a long loop is followed for some of its passes only."""
+    monkeypatch.setattr(between, "MOST_INNER", most_events)
+    followed.begin()
+    frame = calls_a_function(followed)
+    followed.end()
+    assert frame.f_trace is None
+    (line,) = (each for each in followed.content()["lines"] if each["calls"] == "calls_a_function")
+    assert line["ns"] > 20_000_000
+    assert line["within"]["calls"] == "time.sleep"
+    assert line["within"]["line"] == sleeps.__code__.co_firstlineno + 2
+    if most_events > 100:
+        assert 20_000_000 <= line["within"]["ns"] <= line["ns"]
+
+
+def test_a_function_that_goes_on_after_the_gap_is_followed_no_further(followed: Between) -> None:
+    followed.begin()
+    frame = goes_on(followed)
+    assert sys.gettrace() is None
+    assert frame.f_trace is None
+    followed.begin()  # refused where a frame is traced
+    followed.end()
+    assert followed.content()["gaps"] == 2
+
+
 def test_nothing_is_left_behind(followed: Between) -> None:
     frame = sys._getframe()
     followed.begin()

@@ -19,6 +19,7 @@ from xsp.account.entries import BARE, RECORDED, Account, Entry, Iterations, Limi
 from xsp.account.onhost import HostTimes
 from xsp.account.ranks import Collectives
 from xsp.account.windows import IterationWindow, step_kinds, windows
+from xsp.run import StepKind
 from xsp.schema import Kind, Level
 from xsp.store import overlap, strata
 from xsp.store.iterations import SHORT_NS, WARM_UP_STEPS, Iteration, iterations
@@ -174,9 +175,19 @@ def _compiling(trace: Trace) -> list[Entry]:
     return [Entry(names.COMPILING, ns / 1e6, names.COMPILER, children=anew, calls=len(inside))]
 
 
-def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
+def _kind_of(trace: Trace, rank: int, kind: int | None) -> StepKind | None:
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
-    return next((each.name or "" for each in run.kinds if each.kind == kind), "")
+    return next((each for each in run.kinds if each.kind == kind), None)
+
+
+def _kind_name(trace: Trace, rank: int, kind: int | None) -> str:
+    found = _kind_of(trace, rank, kind)
+    return (found.name or "") if found is not None else ""
+
+
+def _trains(trace: Trace, rank: int, kind: int | None) -> bool | None:
+    found = _kind_of(trace, rank, kind)
+    return found.training if found is not None else None
 
 
 def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
@@ -190,6 +201,7 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
         measured.recorded, 0, time, host, share=measured.share, is_beginning=measured.is_beginning,
         samples_per_s=measured.samples_per_s,
         at_once=measured.overlap.at_once if measured.overlap is not None else 1.0,
+        trains=_trains(trace, measured.rank, measured.kind),
     )  # fmt: skip
 
 
@@ -291,6 +303,7 @@ def _of_rank(
         is_beginning=measured is not None and measured.is_beginning,
         samples_per_s=measured.samples_per_s if measured is not None else None,
         at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
+        trains=_trains(trace, rank, kind),
     )
     # whether the trace holds calls of the runtime of a rank, which show when its host waited for a device
     query = f"SELECT 1 FROM spans WHERE level = {int(Level.RUNTIME)} AND rank = ? AND kind <> '{Kind.OVERHEAD}' LIMIT 1"

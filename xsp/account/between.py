@@ -18,7 +18,7 @@ from xsp.account.entries import BARE, RECORDED, Entry
 from xsp.account.onhost import HostTimes
 from xsp.account.sweep import Times, Union, covered, intersection, length, union, without
 from xsp.account.windows import IterationWindow, tables
-from xsp.run import Between
+from xsp.run import Between, Line
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -53,6 +53,8 @@ class Lines(NamedTuple):
     """Time of all lines, which was traced as well."""
 
     is_loop: bool
+    outer_calls: str = ""
+    """Names that the calling line calls, if the place is inside a function of the program that it calls."""
 
 
 def main_lines(between: Between | None) -> Lines | None:
@@ -74,10 +76,29 @@ def main_lines(between: Between | None) -> Lines | None:
             is_same = (each.file, each.function) == (first.file, first.function)
             if is_near and is_same and each.ns >= MIN_LOOP_SHARE * all_ns:
                 chosen.append(each)
+    if len(chosen) == 1:
+        place, names_called = place_of(first)
+        return Lines(place, names_called, first.ns, all_ns, False, first.calls)
     numbers = sorted(each.line for each in chosen)
     place = f"{first.file}:{'-'.join(map(str, sorted({numbers[0], numbers[-1]})))}"
-    names_called = dict.fromkeys(name for each in chosen for name in each.calls.split(", ") if name)
-    return Lines(place, ", ".join(names_called), sum(each.ns for each in chosen), all_ns, len(chosen) > 1)
+    names_called = ", ".join(dict.fromkeys(name for each in chosen for name in each.calls.split(", ") if name))
+    return Lines(place, names_called, sum(each.ns for each in chosen), all_ns, True)
+
+
+MIN_INNER_SHARE = 0.1
+"""Least share of a line's time that the line inside its functions must have been seen in to be named for it."""
+
+
+def place_of(line: Line) -> tuple[str, str]:
+    """Return the place of a line and what it calls: the line inside the program's functions that takes most of it.
+
+    Its time may be known in part only, see `xsp.record.between`.
+    """
+    inner = line.within
+    if inner is None or inner.ns < MIN_INNER_SHARE * line.ns or (inner.file, inner.line) == (line.file, line.line):
+        return f"{line.file}:{line.line}", line.calls
+    outer = f"line {line.line}" if inner.file == line.file else f"{line.file}:{line.line}"
+    return f"{inner.file}:{inner.line} (called in {outer})", inner.calls
 
 
 class BetweenPart(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 from xsp import frameworks, stats
 from xsp.account import entries as names
+from xsp.account.between import place_of
 from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIterations
 from xsp.schema import Kind, Level
 from xsp.store.iterations import UNDISTURBED, WARM_UP_STEPS
@@ -77,6 +78,8 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
         return None
     slow = () if is_device_bound else tuple(_slow(trace, rank, kind, rows, time))
     growth = None if is_device_bound else growth_of(*_unrecorded_ns(trace, rank, kind))
+    if growth is not None and _is_of_machine(trace, rank, growth):
+        growth = None
     return Course(_first(trace, rows, slow), slow, growth)
 
 
@@ -168,7 +171,7 @@ def _line(trace: Trace, rank: int, excess_ns: float) -> str | None:
     lines = run.between.lines if run.between is not None else ()
     fitting = [line for line in lines if line.gaps and line.ns / line.gaps >= MIN_PLACE_SHARE * excess_ns]
     line = max(fitting, key=lambda each: each.ns / max(1, each.gaps), default=None)
-    return None if line is None else f"{line.file}:{line.line}" + (f", {line.calls}" if line.calls else "")
+    return None if line is None else ", ".join(filter(None, place_of(line)))
 
 
 def _slowest_difference(
@@ -325,3 +328,37 @@ def growth_of(times_ns: Sequence[float], parts_ns: Mapping[str, Sequence[float]]
     }
     where = next((name for name, part_ns in changes.items() if part_ns >= MIN_PLACE_SHARE * change_ns), None)
     return Growth(first_ns / 1e6, last_ns / 1e6, where)
+
+
+FULL_SHARE = 0.9
+"""Least share of the machine's cores in use at which a program waits for a core."""
+
+MIN_OWN_SHARE = 0.5
+"""Least part of a growth that must be processor time of the program, if the machine had no core left."""
+
+
+def _is_of_machine(trace: Trace, rank: int, growth: Growth) -> bool:
+    """Return whether other programs explain a growth: the machine had no core left at the end, and the processor time
+    of an iteration grew less than half as much as its time. False where the use of cores was not sampled."""
+    ((begin_ns, end_ns),) = trace.con.execute(
+        "SELECT min(start_ns), max(start_ns + steps * dur_ns) FROM loop WHERE rank = ?", [rank]
+    ).fetchall()
+    cores = trace.run.machine.cores
+    if begin_ns is None or not cores:
+        return False
+    third_ns = (end_ns - begin_ns) / 3
+    uses = {
+        name: (first, last)
+        for name, first, last in trace.con.execute(
+            """
+            SELECT name, avg(value) FILTER (time_ns < ?), avg(value) FILTER (time_ns >= ?) FROM samples
+            WHERE coalesce(rank, ?) = ? AND time_ns BETWEEN ? AND ? GROUP BY name
+            """,
+            [begin_ns + third_ns, end_ns - third_ns, rank, rank, begin_ns, end_ns],
+        ).fetchall()
+    }
+    of_host, own = uses.get("host.cpu.use"), uses.get("process.cpu.use")
+    if of_host is None or own is None or None in (*of_host, *own) or not own[0] or of_host[1] < FULL_SHARE * cores:
+        return False
+    own_growth = growth.last_ms * own[1] / (growth.first_ms * own[0]) - 1
+    return bool(own_growth < MIN_OWN_SHARE * (growth.last_ms / growth.first_ms - 1))

@@ -234,6 +234,9 @@ class Iterations:
     """Number of threads that run its steps. Of several, the time between steps is that in which none of them does: they
     may wait for work then."""
 
+    trains: bool | None = None
+    """Whether its steps train a model; None if unknown."""
+
     @property
     def subject(self) -> str:
         """What the account is of, in a sentence."""

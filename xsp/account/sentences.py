@@ -174,6 +174,10 @@ MIN_SLOW_SHARE = 0.05
 """Least share of an iteration that slow iterations add, for a sentence."""
 
 
+MIN_UNTRAINED_SHARE = 0.15
+"""Least share of the loop of a program that trains in steps that train nothing, for a sentence."""
+
+
 class Remark(NamedTuple):
     """A sentence on the program as a whole, and the share of its time that it is about."""
 
@@ -182,7 +186,8 @@ class Remark(NamedTuple):
 
 
 def remarks(account: Account) -> list[Remark]:
-    """Return sentences on what differs between iterations: the first ones, slow ones, growth; most time first."""
+    """Return sentences on what differs between iterations, most time first: the first ones, slow ones, growth, and
+    steps that train nothing in a program that trains."""
     main = account.job
     if main is None or main.course is None or not main.time.ms or not account.steps_found:
         return []
@@ -191,6 +196,7 @@ def remarks(account: Account) -> list[Remark]:
         for slow in main.course.slow
         if (slow.cost.ms or 0.0) >= MIN_SLOW_SHARE * main.time.ms
     ]
+    found += _untrained(account, main)
     first = next((entry for entry in account.program if entry.name in (names.COMPILING, names.FIRST)), None)
     least_share = MIN_COMPILING_SHARE if first is not None and first.name == names.COMPILING else MIN_FIRST_SHARE
     if first is not None and account.wall_ms and (first.ms or 0.0) >= least_share * account.wall_ms:
@@ -204,6 +210,23 @@ def remarks(account: Account) -> list[Remark]:
         )
         found.append(Remark(text, (growth.last_ms - growth.first_ms) / growth.last_ms))
     return sorted(found, key=lambda remark: -remark.share)
+
+
+def _untrained(account: Account, main: Iterations) -> Iterator[Remark]:
+    """Yield the sentence on steps that train nothing, as of a validation, in a program that trains."""
+    kinds = [each for each in account.iterations if each.rank == main.rank]
+    others = sorted((each for each in kinds if each.trains is False), key=lambda each: -each.share)
+    share = sum(each.share for each in others)
+    if share < MIN_UNTRAINED_SHARE or not any(each.trains for each in kinds):
+        return
+    first = others[0]
+    each_ms = f", {ms_text(first.time.ms)} each" if first.time.ms else ""
+    more = f", and {len(others) - 1} other kinds" if len(others) > 2 else ", and another kind" * (len(others) == 2)
+    yield Remark(
+        f"Steps that train nothing take {percent_text(100 * share)} of the loop: {first.count:,} of "
+        f"{first.name or 'one kind'}{each_ms}{more}; if they evaluate the model, do so less often or on fewer samples.",
+        share,
+    )
 
 
 def _slow(slow: SlowIterations, main: Iterations) -> str:

@@ -13,6 +13,7 @@ from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind
 from xsp.stats import Interval
+from xsp.texts import counted
 
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::mv")
 
@@ -332,3 +333,64 @@ def inverse(context: AdviceContext) -> Iterator[Advice]:
         "the loop, if the matrix does not change",
         "results differ by rounding, and are more accurate",
     )
+
+
+_DECOMPOSITIONS = {
+    "_linalg_svd": "singular values",
+    "linalg_svd": "singular values",
+    "linalg_svdvals": "singular values",
+    "_linalg_eigh": "eigenvalues",
+    "linalg_eigh": "eigenvalues",
+    "linalg_eig": "eigenvalues",
+    "linalg_eigvals": "eigenvalues",
+    "linalg_qr": "an orthogonal basis",
+    "linalg_matrix_exp": "an exponential",
+    "matrix_exp": "an exponential",
+}
+"""Operators that decompose matrices, without `aten::` → what they compute."""
+
+LEAST_DECOMPOSING_PERCENT = 10.0
+"""Minimum percentage of the step that decompositions must take to be worth a line: some programs need them."""
+
+
+@question("decompositions", "Are matrices decomposed in each step?", number="Q4")
+def decompositions(context: AdviceContext) -> Iterator[Advice]:
+    """Singular values, eigenvalues and the like of whole matrices, as for a spectral norm, with their gradients.
+
+    All of it is gained where an approximation or the decomposition of an earlier step does.
+    """
+    step_ms = calls.step_ms(context)
+    found: dict[str, list[HostCall]] = {}
+    for op in calls.outer_ops(context):
+        names = (inner.name.removeprefix("aten::") for inner in op.walk())
+        what = next((_DECOMPOSITIONS[name] for name in names if name in _DECOMPOSITIONS), None)
+        if what is not None and op.phase != "backward":
+            found.setdefault(what, []).append(op)
+    for what, ops in found.items():
+        # a weight that is divided by its norm
+        scaled = [after for op in ops if (after := _next_op(op)) is not None and after.stem in ("div", "mul")]
+        all_calls = calls.with_gradients(context, [*ops, *scaled])
+        ms = sum(call.ns for call in all_calls) / 1e6
+        if ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_DECOMPOSING_PERCENT:
+            continue
+        yield Advice(
+            "decompositions",
+            f"each step computes {what} of {'a matrix' if len(ops) == 1 else f'{len(ops)} matrices'}",
+            calls.places(ops),
+            calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
+            True,
+            100 * ms / step_ms,
+            (
+                f"{counted(len(ops), 'call')}{', scaling by the result' * bool(scaled)}"
+                f"{calls.gradients_text([*ops, *scaled], all_calls)} take {ms:.3g} ms",
+            ),
+            "a few products approximate the largest ones (torch.nn.utils.parametrizations.spectral_norm, "
+            "torch.svd_lowrank, torch.lobpcg); or decompose each N steps, if the matrix changes slowly",
+            "an approximation, or that of an earlier step",
+        )
+
+
+def _next_op(op: HostCall) -> HostCall | None:
+    """Return the next operator that computes after one in the same call; None if there is none."""
+    later = op.parent.children[op.parent.children.index(op) + 1 :] if op.parent is not None else []
+    return next((call for call in later if call.is_op and call.computes), None)

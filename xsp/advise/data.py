@@ -29,7 +29,7 @@ from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
-from xsp.schema import Kind, Level
+from xsp.schema import HAS_WORKERS, PERSISTENT, Kind, Level
 from xsp.stats import Interval
 from xsp.texts import ms_text
 
@@ -66,11 +66,11 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         return
     entry, main = part
     share = main.percent(entry.ms) or 0.0
-    has_workers = bool(
-        trace.con.execute(
-            f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing') LIMIT 1"
-        ).fetchall()
-    )
+    ((has_workers, start_anew),) = trace.con.execute(
+        f"SELECT bool_or({HAS_WORKERS}), bool_or({HAS_WORKERS} AND attributes ->> '$.{PERSISTENT}' = 'false') "
+        "FROM spans"
+    ).fetchall()
+    slow = exception(context, DATA)
     spans = [
         (name, span)
         for name, span in trace.con.execute(
@@ -79,14 +79,16 @@ def data(context: AdviceContext) -> Iterator[Advice]:
     ]
     yield Advice(
         "data",
-        f"the loop waits for data: {ms_text(entry.ms)} of an iteration of {ms_text(main.time.ms)}"
-        + exception(context, DATA),
+        f"the loop waits for data: {ms_text(entry.ms)} of an iteration of {ms_text(main.time.ms)}" + slow,
         (Place(None, spans[0][0] if spans else None, tuple(span for _, span in spans[:20]), len(spans) or None),),
         _gain(entry),
         True,
         share,
         (f"{main.count - main.recorded} iterations that ran without recording", f"{share:.0f} % of an iteration"),
-        "give the loader more workers, or less work for each sample"
+        "persistent_workers=True, if these are the first batches of epochs: each of them starts all workers anew; else "
+        "more workers, or less work for each sample"
+        if slow and start_anew
+        else "give the loader more workers, or less work for each sample"
         if has_workers
         else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
         None,
@@ -239,15 +241,16 @@ def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
             f"compute with operators on whole tensors or arrays instead of the loop at {lines.place}, do it less often "
             "or in another thread"
         )
-    names = [name.rpartition(".")[2] for name in lines.calls.lower().split(", ")]
-    known = [
-        next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
-        for name in names
-        if not re.fullmatch(_HELPERS, name)
-    ]
-    places = [place for place in known if place is not None]
-    if places and len(places) == len(known):  # a line that also calls something else may take its time there
-        return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {lines.place}"
+    for called in (lines.calls, lines.outer_calls):
+        names = [name.rpartition(".")[2] for name in called.lower().split(", ")]
+        known = [
+            next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
+            for name in names
+            if not re.fullmatch(_HELPERS, name)
+        ]
+        places = [place for place in known if place is not None]
+        if places and len(places) == len(known):  # a line that also calls something else may take its time there
+            return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {lines.place}"
     copies = "if it copies the batch to the device, pin_memory=True and non_blocking=True (pageable copies wait); "
     return (
         f"make {lines.place} take less time, or do it less often or in another thread; {copies * on_device}"

@@ -20,7 +20,7 @@ from xsp.analyses.idle import MAX_GAPS
 from xsp.callnames import REQUESTS_MEMORY, RETURNS_MEMORY
 from xsp.device.kernelnames import COMMUNICATION as OF_COMMUNICATION
 from xsp.device.kernelnames import TO_HOST
-from xsp.schema import Kind, Level
+from xsp.schema import HAS_WORKERS, Kind, Level
 from xsp.stats import Interval
 from xsp.store.trace import Trace
 from xsp.texts import cut, ms_text
@@ -108,7 +108,7 @@ def features_in_use(trace: Trace) -> Features:
     ((graphs, workers),) = trace.con.execute(
         f"""
         SELECT bool_or(level = {int(Level.RUNTIME)} AND contains(name, 'GraphLaunch')),
-               bool_or(kind = '{Kind.DATA}' AND contains(name, 'MultiProcessing'))
+               bool_or({HAS_WORKERS})
         FROM spans
         """
     ).fetchall()

@@ -31,7 +31,7 @@ LEAST_PERCENT = 2.0
 
 @question("synchronisations", "Where does Python read single values?", number="Q4")
 def synchronisations(context: AdviceContext) -> Iterator[Advice]:
-    """Reads of single values (`item()`, `if tensor:`, `float(tensor)`) in loops, with the indexing before them.
+    """Reads of single values (`item()`, `if tensor:`, `float(tensor)`) in loops, with what each pass does beside.
 
     Reads by optimizers are left to the question `optimizer`.
     """
@@ -44,7 +44,8 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
         if not parent.is_op and len(reads) >= LEAST_CALLS:
             loops.append((reads, *_with_indexing(parent, reads, on_device)))
     reads = [call for group, *_ in loops for call in group]
-    parts = [call for _, group, _ in loops for call in group]
+    in_loops = [call for _, group, _ in loops for call in group]
+    parts = in_loops if on_device else calls.with_gradients(context, in_loops)
     ms = sum(call.ns for call in parts) / 1e6 + sum(gaps for *_, gaps in loops)
     if not reads or 100 * ms / step_ms < LEAST_PERCENT or ms < calls.LEAST_MS:
         return
@@ -58,7 +59,8 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
         factors is None,
         100 * gain / step_ms,
         (
-            f"reads, the indexing before them and the Python code in between take {ms:.3g} ms of a step",
+            f"reads, the calls on small tensors before them{calls.gradients_text(in_loops, parts)} and the Python code "
+            f"in between take {ms:.3g} ms of a step",
             "on a device each read also waits for all work before it, and nothing is issued meanwhile",
         ),
         "compute with the whole tensor, and read the result once: .tolist(), .sum().item(); of many tensors, "
@@ -73,27 +75,29 @@ MOST_IN_BODY = 4
 
 
 def _with_indexing(parent: HostCall, reads: Sequence[HostCall], on_device: bool) -> tuple[list[HostCall], float]:
-    """Return the reads with the view calls before them, and the milliseconds of Python time between all these calls.
+    """Return the reads with the calls of their loop before them, and the milliseconds of Python time between all these.
 
-    On a device the few operators that each pass of the loop computes with count too: the host issues them one by one,
-    and one call for all tensors would do.
+    Of a loop are the views, and the few operators that each pass computes with and one call for all values replaces:
+    on a device, which the host issues one by one, and others whose time is that of the call.
     """
     loop_calls: list[HostCall] = []
-    body: list[HostCall] = []
-    gaps, last_ns, pending, read_set = 0.0, None, [], set(reads)
+    pending: list[HostCall] = []
+    gaps, last_ns, read_set = 0.0, None, set(reads)
     for call in parent.children:
-        if call in read_set or not call.computes:
-            pending.append(call)
-            if call in read_set:
-                for member in pending:
-                    if last_ns is not None:
-                        gaps += min(MOST_PYTHON_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
-                    last_ns = member.end_ns
-                loop_calls += [*body, *pending] if loop_calls and len(body) <= MOST_IN_BODY else pending
-                pending, body = [], []
-        else:
-            body = [*body, call] if on_device else []
-            pending, last_ns = [], call.end_ns
+        if call not in read_set:
+            if on_device or not call.computes or (call.is_op and call.ns <= 1e3 * MOST_ELEMENT_US):
+                pending.append(call)
+            else:
+                pending, last_ns = [], call.end_ns
+            continue
+        is_loop = bool(loop_calls) and sum(member.computes for member in pending) <= MOST_IN_BODY
+        members = [*(member for member in pending if is_loop or not member.computes), call]
+        for member in members:
+            if last_ns is not None:
+                gaps += min(MOST_PYTHON_MS, max(0.0, (member.start_ns - last_ns) / 1e6))
+            last_ns = member.end_ns
+        loop_calls += members
+        pending = []
     return loop_calls, gaps
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 
 from xsp.advise import calls
@@ -103,37 +104,96 @@ def largest(context: AdviceContext) -> Iterator[Advice]:
 _REDUCTIONS = ("aten::sum", "aten::mean", "aten::max", "aten::min", "aten::norm", "aten::linalg_vector_norm")
 
 
+_COMPARISONS = ("aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge")
+
+LEAST_GROUPS = 8
+"""Minimum number of masks by which the rows of a tensor are selected in one place for them to be groups of rows."""
+
+LEAST_PERCENT = 2.0
+"""Minimum percentage of the step for selecting rows group by group to be worth a line."""
+
+
 @question("mask-indexing", "Are values selected by a mask copied only to be summed?", number="Q4", shapes=True)
 def mask_indexing(context: AdviceContext) -> Iterator[Advice]:
-    """Indexing by a mask (`x[mask]`) whose result one reduction takes: elements are counted, listed and gathered."""
+    """Indexing by a mask (`x[mask]`) whose result one reduction takes, and by a mask for each group of rows.
+
+    The elements of a mask are counted, listed and gathered; with a mask for each group each of them is read for all.
+    """
     step_ms = calls.step_ms(context)
     outer_ops = [op for op in _forward_ops(context) if op.computes]
     ops = [
         op
         for op, next_op in pairwise(outer_ops)
-        if op.name == "aten::index"
-        and any(inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in op.walk())
-        and next_op.name in _REDUCTIONS
-        and len(next_op.first_shape or (0, 0)) == 1
+        if _is_by_mask(op) and next_op.name in _REDUCTIONS and len(next_op.first_shape or (0, 0)) == 1
     ]
     all_ops = calls.with_gradients(context, ops)
     ms = sum(op.ns for op in all_ops) / 1e6
-    if ms < calls.LEAST_MS:
-        return
-    yield Advice(
-        "mask-indexing",
-        f"values selected by a mask are copied {counted(len(ops), 'time')} in a step only to be reduced",
-        calls.places(ops),
-        calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
-        True,
-        100 * ms / step_ms,
-        (
-            f"listing the positions and gathering the values{calls.gradients_text(ops, all_ops)} take "
-            f"{ms:.3g} ms; on a device this waits for their number",
-            "inferred from shapes: valid if the reduction takes the selected values",
-        ),
-        "torch.where(mask, x, 0).sum(), divided by mask.sum() for a mean; results differ by rounding",
+    if ms >= calls.LEAST_MS:
+        yield Advice(
+            "mask-indexing",
+            f"values selected by a mask are copied {counted(len(ops), 'time')} in a step only to be reduced",
+            calls.places(ops),
+            calls.interval(ms, calls.interval_factors(context, all_ops)).limit(step_ms),
+            True,
+            100 * ms / step_ms,
+            (
+                f"listing the positions and gathering the values{calls.gradients_text(ops, all_ops)} take "
+                f"{ms:.3g} ms; on a device this waits for their number",
+                "inferred from shapes: valid if the reduction takes the selected values",
+            ),
+            "torch.where(mask, x, 0).sum(), divided by mask.sum() for a mean; results differ by rounding",
+        )
+    yield from _groups(context, step_ms, set(ops))
+
+
+def _is_by_mask(op: HostCall) -> bool:
+    return op.name == "aten::index" and any(
+        inner.name in ("aten::nonzero", "aten::nonzero_numpy") for inner in op.walk()
     )
+
+
+def _groups(context: AdviceContext, step_ms: float, known: AbstractSet[HostCall]) -> Iterator[Advice]:
+    """Yield the advice on rows that are selected by one mask after the other, as for each class or each graph."""
+    masks: dict[tuple[str | None, tuple[int, ...] | None], list[HostCall]] = {}
+    passes: dict[tuple[str | None, tuple[int, ...] | None], list[HostCall]] = {}
+    for parent in calls.walk(context):
+        if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
+            continue
+        children: list[HostCall | None] = [call for call in parent.children if call.is_op and call.computes]
+        for before, op, after in zip([None, *children], children, [*children[1:], None], strict=False):
+            if op is None or op in known or not _is_by_mask(op):
+                continue
+            key = parent.module, op.first_shape
+            masks.setdefault(key, []).append(op)
+            makes_mask = before is not None and before.name in _COMPARISONS and _rows(before) == _rows(op)
+            reduces = after is not None and after.name in _REDUCTIONS
+            around = [call for call, is_of_pass in ((before, makes_mask), (after, reduces)) if call and is_of_pass]
+            passes.setdefault(key, []).extend([op, *around])
+    for key, ops in masks.items():
+        all_calls = calls.with_gradients(context, passes[key])
+        ms = sum(call.ns for call in all_calls) / 1e6
+        gain = ms * (1 - 1 / len(ops))
+        if len(ops) < LEAST_GROUPS or gain < calls.LEAST_MS or 100 * gain / step_ms < LEAST_PERCENT:
+            continue
+        yield Advice(
+            "mask-indexing",
+            f"rows are selected by {len(ops)} masks in turn, each of which is read for all"
+            + (f" {_rows(ops[0]):,} rows" if _rows(ops[0]) else " rows"),
+            calls.places(ops),
+            calls.interval(gain, calls.interval_factors(context, all_calls)).limit(step_ms),
+            True,
+            100 * gain / step_ms,
+            (
+                f"masks, selected rows and what is reduced{calls.gradients_text(passes[key], all_calls)} take "
+                f"{ms:.3g} ms; each gradient is as large as the whole tensor",
+            ),
+            "torch.index_add, scatter_reduce or segment_reduce compute sums, means and maxima of all groups at once; "
+            "for other work on each group sort the rows by group once, and take slices (torch.split)",
+        )
+
+
+def _rows(call: HostCall) -> int:
+    return (call.first_shape or (0,))[0]
 
 
 def _forward_ops(context: AdviceContext) -> list[HostCall]:
