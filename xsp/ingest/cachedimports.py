@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
 from xsp import cached, plugins
 from xsp.errors import XspError
 from xsp.importers import contract
@@ -32,6 +30,8 @@ def key_of(names: Sequence[str]) -> dict[str, Any] | None:
     Args:
         names: files and folders, as for `xsp.load`; what is fetched from a URL is not cached.
     """
+    from importlib.metadata import version  # its import takes as long as a third of xsp
+
     if cached.default_folder() is None or any(map(contract.is_url, names)):
         return None
     try:
@@ -45,7 +45,7 @@ def key_of(names: Sequence[str]) -> dict[str, Any] | None:
             "files": [[place, cached.content_hash(Path(file))] for place, file in zip(places, files, strict=True)],
             "importers": importers,
             "code": [cached.code(package) for package in packages],
-            "engine": duckdb.__version__,
+            "engine": version("duckdb"),
         }
     except (OSError, ValueError, ImportError, XspError):  # the import itself reports what is wrong
         return None
@@ -59,6 +59,8 @@ def store(key: dict[str, Any] | None, run: Run, write: Callable[[Path], object])
         run: the run; its ranks, if it is a job.
         write: writes the run directory into an empty folder.
     """
+    import duckdb
+
     imported = run.imported
     if imported is None or sum(source.spans or 0 for source in imported.sources) < MIN_SPANS:
         return
