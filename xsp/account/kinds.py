@@ -99,7 +99,9 @@ def _tokens(trace: Trace) -> dict[tuple[int, int | None], tuple[float | None, fl
 def sentence(trace: Trace, account: Account) -> str:
     """Return a sentence on each kind of step of the rank that stands for the program; empty if none has a name."""
     main = account.job
-    own = [each for each in kinds(trace, account) if main is not None and each.rank == main.rank and each.name]
+    if main is None or not any(each.name for each in account.iterations if each.rank == main.rank):
+        return ""
+    own = [each for each in kinds(trace, account) if each.rank == main.rank and each.name]
     if not own:
         return ""
     return f"By kind of step: {'; '.join(map(_in_words, own[:MOST_KINDS]))}."

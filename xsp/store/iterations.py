@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 
-from xsp import stats
+from xsp import stats, table
 from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store import devicetime, overlap
@@ -109,6 +109,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     Returns:
         The steps; none for fewer than `MIN_ROWS` rows, or if a device continues after the end of the host's step.
     """
+    if table.is_empty(con, "loop"):
+        return []
     rows = con.execute(
         f"""
         WITH numbered AS (
@@ -149,6 +151,8 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         The steps; none if steps are not short, for fewer than `MIN_ROWS` rows, or if a device continues after the
         end of the host's step.
     """
+    if table.is_empty(con, "loop"):
+        return []
     rows = con.execute(
         f"""
         WITH {UNDISTURBED}
@@ -416,6 +420,8 @@ def iterations(trace: Trace, samples: int | None = None) -> list[Iteration]:
 
 
 def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -> list[Iteration]:
+    if table.is_empty(con, "loop"):
+        return []
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""
