@@ -100,32 +100,37 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
         """
     )
     codes = con.execute("SELECT DISTINCT identity, code FROM codes ORDER BY identity").fetchnumpy()["code"]
-    rows = con.execute(_query(con, window)).fetchnumpy()
+    spans = _spans_in_order(con, tolerance, window)
     con.execute("DROP TABLE threads")
     steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchnumpy()
-    spans = _spans({name: _fill_masked(values) for name, values in rows.items()})
-    spans = spans.take(outer_first(spans, tolerance))
     root = int(np.flatnonzero(spans.number == window)[0]) if window is not None else -1
     tree = parents.find(spans, tolerance, root)
     derived = inherit(spans, tree, codes, StepTimes(_fill_masked(steps["start_ns"]), _fill_masked(steps["end_ns"])))
-    _create_derived(
-        con,
-        {
-            "number": spans.number,
-            "parent": _numbers(spans, tree.parent),
-            "rule": tree.rule,
-            "step": derived.step.astype(np.int32),
-            "layer": _numbers(spans, derived.layer),
-            "layers": derived.layers.astype(np.int16),
-            "layer_index": derived.layer_index.astype(np.int32),
-            "phase": derived.phase,
-            "key": derived.key,
-            "weak": derived.is_weak,
-            "allocated": derived.allocated,
-            "figure_bits": derived.inner_figure_bits.astype(np.int8),
-        },
-    )
-    return int(parents.depths(tree.parent).max(initial=0)) - (root >= 0)
+    depth = int(parents.depths(tree.parent).max(initial=0)) - (root >= 0)
+    columns = {
+        "number": spans.number,
+        "parent": _numbers(spans, tree.parent),
+        "rule": tree.rule,
+        "step": derived.step.astype(np.int32),
+        "layer": _numbers(spans, derived.layer),
+        "layers": derived.layers.astype(np.int16),
+        "layer_index": derived.layer_index.astype(np.int32),
+        "phase": derived.phase,
+        "key": derived.key,
+        "weak": derived.is_weak,
+        "allocated": derived.allocated,
+        "figure_bits": derived.inner_figure_bits.astype(np.int8),
+    }
+    del spans, tree, derived  # of a long trace they take more memory than all that is loaded of it
+    _create_derived(con, columns)
+    return depth
+
+
+def _spans_in_order(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | None) -> Spans:
+    """Return the columns that evidence is in, of all spans, outer ones first; their first copy is gone then."""
+    rows = con.execute(_query(con, window)).fetchnumpy()
+    spans = _spans({name: _fill_masked(rows.pop(name)) for name in [*rows]})
+    return spans.take(outer_first(spans, tolerance))
 
 
 def _spans(columns: dict[str, Array]) -> Spans:

@@ -129,8 +129,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(rows) < MIN_ROWS:
         return []
-    key = con.execute("SELECT any_value(rank), any_value(step_kind) FROM alike").fetchone()
-    hook_cost = idle_hook_costs(con, run).get(key or (None, None), IdleHookCost())
+    (key,) = con.execute("SELECT any_value(rank), any_value(step_kind) FROM alike").fetchall()
+    hook_cost = idle_hook_costs(con, run).get(key, IdleHookCost())
     found = []
     for step, dur_ns, samples, place, own_ns, steps, is_in_burst in rows:
         subtracted_ns, overhead_ns = (hook_cost.of(dur_ns), 0.0) if is_in_burst else (0.0, own_ns)
