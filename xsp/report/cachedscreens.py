@@ -1,8 +1,8 @@
 """First screens of files in the user's cache, as texts: a second look at the same trace computes nothing.
 
 A text depends on all that the import of the file depends on (see `xsp.ingest.cachedimports`), on how the user named the
-file and on the width of the terminal, and on the list of devices that the user adds. With analyses or questions of
-third parties, which may depend on anything, no screen is cached.
+file and on the width of the terminal, and on the lists of devices, that of xsp and the user's. With analyses or
+questions of third parties, which may depend on anything, no screen is cached.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import cached, plugins
-from xsp.device.ceilings import VARIABLE as DEVICES
+from xsp.device import ceilings
 from xsp.ingest import cachedimports
 from xsp.run import MISSING, Run
 
@@ -39,12 +39,13 @@ def key_of(path: str, width: int, options: Sequence[object] = ()) -> dict[str, A
     key = cachedimports.key_of([str(file)])
     if key is None:
         return None
-    devices = os.environ.get(DEVICES)
+    added = os.environ.get(ceilings.VARIABLE)
+    lists = [Path(ceilings.__file__).with_name("devices.toml"), *([Path(added).expanduser()] if added else [])]
     try:
-        listed = [devices, cached.content_hash(Path(devices).expanduser())] if devices else None
+        devices = [cached.content_hash(each) for each in lists]
     except OSError:  # the screen says what is wrong with it
         return None
-    return key | {"path": path, "width": width, "options": list(options), "devices": listed, "origins": origins}
+    return key | {"path": path, "width": width, "options": list(options), "devices": devices, "origins": origins}
 
 
 def read(key: dict[str, Any] | None) -> str | None:
