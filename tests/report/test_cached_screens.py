@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import xsp
 from xsp import cached, plugins
 from xsp.cli import main
 from xsp.device import ceilings
+from xsp.ingest import cachedimports
 from xsp.report import cachedscreens, firstscreen
 from xsp.run import MISSING, Run
 
@@ -120,3 +123,35 @@ def test_a_screen_that_comes_with_warnings_is_not_stored(file: Path, folder: Pat
     assert cachedscreens.read(key) is None
     cachedscreens.store(key, "tëxt", run)
     assert cachedscreens.read(key) == "tëxt"
+
+
+def test_the_screen_is_printed_before_the_import_is_stored(
+    file: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachedimports, "MIN_SPANS", 1)
+    printed = []
+    store_folder = cached.store_folder
+
+    def store(*arguments: Any) -> None:
+        printed.append(capsys.readouterr().out)
+        store_folder(*arguments)
+
+    monkeypatch.setattr(cached, "store_folder", store)
+    assert main(["analyze", str(file)]) == 0
+    assert len(printed) == 1
+    assert "grade" in printed[0]
+    assert len(list(folder.glob("import-*"))) == 1
+
+
+def test_an_import_of_a_screen_that_fails_is_not_stored(
+    file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cachedimports, "MIN_SPANS", 1)
+    with monkeypatch.context() as failing:
+        failing.setattr(firstscreen, "first_screen", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["analyze", str(file)])
+    assert entries(folder) == []
+    assert not list(folder.glob("import-*"))
+    xsp.load(file)  # outside of a screen it is stored at once
+    assert len(list(folder.glob("import-*"))) == 1

@@ -130,13 +130,17 @@ def _print_screen(args: argparse.Namespace, files: Sequence[str]) -> int:
     is_single = not files and args.engine == "duckdb" and not any(getattr(args, name) for name in LIMITS)
     key = cachedscreens.key_of(args.path, width, [args.kind, args.skip_damaged]) if is_single else None
     screen = cachedscreens.read(key)
-    if screen is None:
-        trace = _load(args, files, ())[0]
-        from xsp.report import firstscreen
+    if screen is not None:
+        progress.echo(screen)
+        return 0
+    from xsp.ingest import cachedimports
+    from xsp.report import firstscreen
 
-        screen = firstscreen.text(firstscreen.first_screen(trace, args.path), width)
-        cachedscreens.store(key, screen, trace.run)
-    progress.echo(screen)
+    with cachedimports.afterwards():
+        traces = _load(args, files, ())
+        screen = firstscreen.text(firstscreen.first_screen(traces[0], args.path), width)
+        progress.echo(screen, flush=True)
+    cachedscreens.store(key, screen, traces[0].run)
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,29 @@ def key_of(names: Sequence[str]) -> dict[str, Any] | None:
         return None
 
 
+_waiting: list[tuple[dict[str, Any] | None, Run, Callable[[Path], object]]] | None = None
+"""What is stored at the end of `afterwards`; None outside it."""
+
+
+@contextlib.contextmanager
+def afterwards() -> Iterator[None]:
+    """Store what is imported in the block when the block has ended without an error: what it prints comes first.
+
+    The traces must live until then.
+    """
+    global _waiting
+    _waiting = []
+    try:
+        yield
+        imports = _waiting
+    finally:
+        _waiting = None
+    for each in imports:
+        store(*each)
+
+
 def store(key: dict[str, Any] | None, run: Run, write: Callable[[Path], object]) -> None:
-    """Store an imported run, unless it is small; a cache that cannot be written is no error.
+    """Store an imported run, unless it is small; a cache that cannot be written is no error. See also `afterwards`.
 
     Args:
         key: from `key_of`.
@@ -61,6 +82,9 @@ def store(key: dict[str, Any] | None, run: Run, write: Callable[[Path], object])
     """
     import duckdb
 
+    if _waiting is not None:
+        _waiting.append((key, run, write))
+        return
     imported = run.imported
     if imported is None or sum(source.spans or 0 for source in imported.sources) < MIN_SPANS:
         return
