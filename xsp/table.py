@@ -69,6 +69,11 @@ def has_table(con: duckdb.DuckDBPyConnection, name: str) -> bool:
     return True
 
 
+def is_empty(con: duckdb.DuckDBPyConnection, name: str) -> bool:
+    """Return whether a table or a view has no row."""
+    return not con.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchall()
+
+
 def hold(con: duckdb.DuckDBPyConnection, names: Iterable[str], max_rows: int) -> None:
     """Replace views of files by tables in memory with the same rows.
 

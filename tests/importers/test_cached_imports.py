@@ -114,7 +114,7 @@ def test_it_is_imported_again_when_anything_it_depends_on_changes(
         origins = plugins.origins
         monkeypatch.setattr(plugins, "origins", lambda group: {**origins(group), "own": "json.tool:Own"})
     else:
-        monkeypatch.setattr("duckdb.__version__", "0")
+        monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     after = content(xsp.load(file))
     assert len(entries(folder)) == 2
     assert (after[0] == before[0]) == (change != "content")

@@ -9,7 +9,9 @@ from devicetrace import generated
 
 from xsp.advise import advisor
 from xsp.advise.advice import Needs
+from xsp.analyses.answers import Answers
 from xsp.report import firstscreen
+from xsp.store.trace import Limits
 from xsp.testing import spans, trace_of
 
 
@@ -58,3 +60,23 @@ def test_the_screen_has_the_advice_of_known_gain_that_all_of_it_has(ranks: int) 
     trace = generated(steps=3, layers=6, ranks=ranks)
     every = advisor.of(trace, max_needs=Needs.TRACE).advice
     assert firstscreen.first_screen(trace).advice == firstscreen.first_screen(trace, pieces=every).advice
+
+
+def test_an_empty_loop_and_missing_libraries_are_asked_for_once_and_no_more() -> None:
+    statements = statements_of_screen(generated(steps=3))
+    assert not [each for each in statements if "undisturbed" in each or "RECURSIVE ancestors" in each]
+
+
+def test_tables_are_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = generated(steps=3)
+    first = Answers(trace)["kernel-classes"]
+    assert first.rows
+
+    def compute(*_: object) -> None:
+        raise AssertionError("it is computed again")
+
+    monkeypatch.setattr(Answers, "_compute", compute)
+    assert Answers(trace)["kernel-classes"] is first
+    trace.limits = Limits(ttft_ms=1.0)  # figures of requests depend on them
+    with pytest.raises(AssertionError, match="again"):
+        Answers(trace)["kernel-classes"]

@@ -104,13 +104,13 @@ def sentence(trace: Trace, account: Account) -> str:
     main = account.job
     if main is None:
         return ""
-    beginning = {each.kind for each in account.iterations if each.rank == main.rank and each.is_beginning}
-    own = [each for each in kinds(trace, account) if each.rank == main.rank and each.kind not in beginning]
-    named = [each for each in own if each.name]
-    if trace.run.imported is None and (len(named) < 2 or named[0].share > 1 - MIN_OTHERS_SHARE):
+    named = [each for each in account.iterations if each.rank == main.rank and each.name and not each.is_beginning]
+    is_one = len(named) < 2 or max(each.share for each in named) > 1 - MIN_OTHERS_SHARE
+    if not named or (trace.run.imported is None and is_one):
         return ""
-    more = f"; and {len(named) - MOST_KINDS} more" if len(named) > MOST_KINDS else ""
-    return f"By kind of step: {'; '.join(map(_in_words, named[:MOST_KINDS]))}{more}." if named else ""
+    own = [each for each in kinds(trace, account) if any((each.rank, each.kind) == (of.rank, of.kind) for of in named)]
+    more = f"; and {len(own) - MOST_KINDS} more" if len(own) > MOST_KINDS else ""
+    return f"By kind of step: {'; '.join(map(_in_words, own[:MOST_KINDS]))}{more}."
 
 
 MOST_KINDS = 4

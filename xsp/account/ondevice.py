@@ -20,7 +20,7 @@ import numpy as np
 
 from xsp.account import entries as names
 from xsp.account.entries import Entry, Side
-from xsp.account.sweep import Times, Union, clipped, complement, covered, intersection, length, union, without
+from xsp.account.sweep import Times, Union, clipped, coded, complement, covered, intersection, length, union, without
 from xsp.account.windows import IterationWindow, tables
 from xsp.device.kernelnames import COMMUNICATION
 from xsp.schema import Kind
@@ -260,10 +260,10 @@ def _of_device(
 
 def _classes(work: DeviceWork, rows: Any, total_ns: int) -> dict[str, float]:
     """Return the time of each class; work of several streams that overlaps shares its time."""
-    kinds, inverse = np.unique(work.kind[rows].astype(str), return_inverse=True)
-    sums = np.bincount(inverse, work.end[rows] - work.start[rows], len(kinds)) if len(rows) else np.zeros(0)
+    kinds, codes = coded(work.kind[rows])
+    sums = np.bincount(codes, work.end[rows] - work.start[rows], len(kinds)) if len(rows) else np.zeros(0)
     whole = sums.sum()
-    return {str(kind): float(total_ns * ns / whole) for kind, ns in zip(kinds, sums, strict=True) if whole}
+    return {kind: float(total_ns * ns / whole) for kind, ns in zip(kinds, sums, strict=True) if whole}
 
 
 def _gaps(
@@ -272,36 +272,69 @@ def _gaps(
     """Return the parts of the gaps of a device in a recording, with their causes."""
     found: list[Gap] = []
     starts = work.start[rows]
-    followers = np.searchsorted(starts, gaps[1], "left")
+    place = np.minimum(np.searchsorted(starts, gaps[1], "left"), len(rows) - 1)
+    # the columns of the work that follows each gap, and what the host did before its launch, at once for all gaps
+    row = rows[place]
+    launch, blocks = work.launch[row], work.blocks[row]
+    reached = np.maximum(np.maximum(launch + LAUNCH_NS, gaps[0]), np.where(blocks, 0, work.returned[row]))
+    reached = np.where(launch >= gaps[0] - LAUNCH_NS, reached, gaps[0])
+    reached = np.where((gaps[1] - reached <= LAUNCH_NS) & (reached > gaps[0]), gaps[1], reached)
+    host_end = np.minimum(reached, gaps[1])
+    data_ns = covered(waits.data, gaps[0], np.minimum(host_end, launch))
+    late = np.where(reached > gaps[0], launch, -1)
+    waited_ns = _waited_ns(waits, gaps[0], host_end, late, work.thread[row], data_ns)
     begins = np.array([(window.on_host or (window.start_ns, 0))[0] for window in iterations], np.int64)
-    first_launches = _first_launches(work, rows, len(iterations))
-    for begin, stop, place in zip(gaps[0].tolist(), gaps[1].tolist(), followers.tolist(), strict=True):
-        if place >= len(rows) or int(starts[place]) != stop:
+    owner = work.owner[row]
+    iteration = np.maximum(owner, 0)
+    is_first = (owner >= 0) & (_first_launches(work, rows, len(iterations))[iteration] == launch)
+    columns = (
+        *gaps, starts[place] == gaps[1], row, launch, work.thread[row], owner, blocks, reached, data_ns, waited_ns,
+        is_first & (begins[iteration] <= launch),
+    )  # fmt: skip
+    for begin, stop, has_next, index, launch_ns, thread, owned_by, is_blocking, until, data, waited, first in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        if not has_next:
             found.append(Gap(names.AFTER_LAST, begin, stop, -1, -1))
             continue
-        row = int(rows[place])
-        launch, thread = int(work.launch[row]), int(work.thread[row])
-        if work.owner[row] == EARLIER:
-            found.append(Gap(names.EARLIER, begin, stop, thread, row))
+        if owned_by == EARLIER:
+            found.append(Gap(names.EARLIER, begin, stop, thread, index))
             continue
-        if launch < 0 or launch > stop:
-            found.append(Gap(names.NO_LAUNCH, begin, stop, thread, row))
+        if launch_ns < 0 or launch_ns > stop:
+            found.append(Gap(names.NO_LAUNCH, begin, stop, thread, index))
             continue
-        reached = begin
-        if launch >= begin - LAUNCH_NS:
-            reached = max(launch + LAUNCH_NS, begin, 0 if work.blocks[row] else int(work.returned[row]))
-        if stop - reached <= LAUNCH_NS and reached > begin:
-            reached = stop
-        if reached < stop:
-            is_copying = bool(work.blocks[row]) and reached > begin
-            found.append(Gap(names.COPYING if is_copying else names.QUEUED, max(begin, reached), stop, thread, row))
-        if reached > begin:
-            owner = int(work.owner[row])
-            is_first = owner >= 0 and first_launches[owner] == launch
-            found += _host_part(
-                begin, min(reached, stop), launch, thread, row, waits, begins, owner if is_first else -1
-            )
+        if until < stop:
+            cause = names.COPYING if is_blocking and until > begin else names.QUEUED
+            found.append(Gap(cause, max(begin, until), stop, thread, index))
+        now = begin
+        rest = names.BEFORE_FIRST if first else names.HOST_LATE
+        parts = ((names.HOST_DATA, data), (names.DRAINED, waited), (rest, min(until, stop) - begin - data - waited))
+        for cause, ns in parts if until > begin else ():
+            if ns > 0:
+                found.append(Gap(cause, now, now + ns, thread, index))
+                now += ns
     return found
+
+
+def _waited_ns(waits: HostWaits, begin: Times, end: Times, launch: Times, thread: Times, data_ns: Times) -> Times:
+    """Return how much of the time before each launch the thread of the launch had waited for the device before it."""
+    waited_ns = np.zeros(len(launch), np.int64)
+    if not len(waits.starts):
+        return waited_ns
+    last = np.searchsorted(waits.starts, launch, "right") - 1
+    starts, ends, threads = waits.starts.tolist(), waits.ends.tolist(), waits.thread.tolist()
+    rows = zip(
+        last.tolist(), begin.tolist(), end.tolist(), launch.tolist(), thread.tolist(), data_ns.tolist(), strict=True
+    )
+    for index, (place, begin_ns, end_ns, launch_ns, on_thread, of_data) in enumerate(rows):
+        while place >= 0 and threads[place] != on_thread and launch_ns - starts[place] < _MOST_LOOKED_BACK_NS:
+            place -= 1
+        if place >= 0 and threads[place] == on_thread and ends[place] >= begin_ns:
+            waited_ns[index] = max(0, min(min(ends[place], launch_ns) - starts[place], end_ns - begin_ns - of_data))
+    return waited_ns
+
+
+_MOST_LOOKED_BACK_NS = 1_000_000_000
 
 
 def _first_launches(work: DeviceWork, rows: Any, count: int) -> Times:
@@ -309,34 +342,6 @@ def _first_launches(work: DeviceWork, rows: Any, count: int) -> Times:
     launched = rows[(work.owner[rows] >= 0) & (work.launch[rows] >= 0)]
     np.minimum.at(first, work.owner[launched], work.launch[launched])
     return first
-
-
-def _host_part(
-    begin: int, end: int, launch: int, thread: int, row: int, waits: HostWaits, begins: Times, first_of: int
-) -> list[Gap]:
-    """Return the causes of the time that a device waits for a launch, one after another."""
-    data_ns = int(covered(waits.data, begin, min(end, launch)))
-    last = int(np.searchsorted(waits.starts, launch, "right")) - 1
-    while last >= 0 and waits.thread[last] != thread and launch - waits.starts[last] < _MOST_LOOKED_BACK_NS:
-        last -= 1
-    waited_ns = 0
-    if last >= 0 and waits.thread[last] == thread and waits.ends[last] >= begin:
-        waited_ns = min(int(min(waits.ends[last], launch) - waits.starts[last]), end - begin - data_ns)
-    rest = names.HOST_LATE
-    if first_of >= 0 and begins[first_of] <= launch:
-        rest = names.BEFORE_FIRST
-    parts = ((names.HOST_DATA, data_ns), (names.DRAINED, max(0, waited_ns)))
-    found, now = [], begin
-    for cause, ns in parts:
-        if ns > 0:
-            found.append(Gap(cause, now, now + ns, thread, row))
-            now += ns
-    if end > now:
-        found.append(Gap(rest, now, end, thread, row))
-    return found
-
-
-_MOST_LOOKED_BACK_NS = 1_000_000_000
 
 
 def side(times: DeviceTimes, count: int, source: str, before_ns: int = 0) -> Side:

@@ -13,7 +13,7 @@ from xsp.account.between import READS, main_lines
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
-from xsp.account.sweep import covered
+from xsp.account.sweep import coded, covered
 from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -133,7 +133,8 @@ def _is_large(place: _Place, entry: Entry, whole_ms: float) -> bool:
 
 
 def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[IterationWindow]) -> dict[str, Any]:
-    """Return the outermost operators of the steps' threads: name, start, end, and their span."""
+    """Return the outermost operators of the steps' threads: start, end, span, and the place of their name in `names`,
+    which are in order."""
     steps = [window.step for window in recorded if window.step is not None]
     rung = recorded[0].rung
     condition = f"AND step IN ({', '.join(map(str, steps))}) AND coalesce(rung, {rung}) = {rung}" if steps else ""
@@ -148,7 +149,9 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[IterationWindow
         """,
         [rank],
     ).fetchnumpy()
-    return {name: np.asarray(column) for name, column in table.items()}
+    calls: dict[str, Any] = {name: np.asarray(column) for name, column in table.items()}
+    calls["names"], calls["code"] = coded(calls.pop("name"))
+    return calls
 
 
 _NODE = "autograd::engine::evaluate_function: "
@@ -156,17 +159,17 @@ _NODE = "autograd::engine::evaluate_function: "
 
 def _operators(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
     """Return the operator with most time in a phase."""
-    if phase not in phases.unions or not len(calls["name"]):
+    if phase not in phases.unions or not len(calls["code"]):
         return None
     inside = covered(phases.unions[phase], calls["start_ns"], calls["end_ns"])
     chosen = inside > 0
     if not chosen.any():
         return None
-    kinds, inverse = np.unique(calls["name"][chosen].astype(str), return_inverse=True)
-    ns, numbers = np.bincount(inverse, inside[chosen]), np.bincount(inverse)
+    codes = calls["code"][chosen]
+    ns, numbers = np.bincount(codes, inside[chosen]), np.bincount(codes)
     place = int(np.argmax(ns))
-    spans = tuple(map(str, calls["span_id"][chosen][inverse == place][:MOST_SPANS]))
-    return _Place(str(kinds[place]), float(ns[place]) / count / 1e6, float(numbers[place]) / count, spans)
+    spans = tuple(map(str, calls["span_id"][chosen][codes == place][:MOST_SPANS]))
+    return _Place(calls["names"][place], float(ns[place]) / count / 1e6, float(numbers[place]) / count, spans)
 
 
 LEAST_OPERATORS = 20
@@ -175,7 +178,7 @@ LEAST_OPERATORS = 20
 
 def _many(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
     """Return all operators of a phase together, if they are many and take most of it."""
-    if phase not in phases.unions or phase == names.DATA or not len(calls["name"]):
+    if phase not in phases.unions or phase == names.DATA or not len(calls["code"]):
         return None
     inside = covered(phases.unions[phase], calls["start_ns"], calls["end_ns"])
     number, ms = float((inside > 0).sum()) / count, float(inside.sum()) / count / 1e6

@@ -217,6 +217,8 @@ MOST_ALIKE = 25
 
 def _steps(trace: Trace) -> list[ServedStep]:
     ran = [_step(*row) for row in _rows(trace, "xsp.serving.parts")]
+    if not ran:
+        return []
     marks = _recorded(trace, ran)
     if not any(marks):
         return ran

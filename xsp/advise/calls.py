@@ -69,6 +69,11 @@ class HostCall:
 
     parent: HostCall | None = None
     children: list[HostCall] = field(default_factory=list)
+    is_op: bool = field(init=False)
+    """Whether this is the call of an operator."""
+
+    def __post_init__(self) -> None:
+        self.is_op = self.level == Level.OP  # not when it is asked for: that takes ten times as long, for each call
 
     @cached_property
     def shapes(self) -> list[object]:
@@ -79,12 +84,7 @@ class HostCall:
             return []
         return shapes if isinstance(shapes, list) else []
 
-    @cached_property
-    def is_op(self) -> bool:
-        """Whether this is the call of an operator."""
-        return self.level == Level.OP
-
-    @cached_property
+    @property
     def is_outer_op(self) -> bool:
         """Whether this is an operator that the program calls, and not another operator."""
         return self.is_op and (self.parent is None or not self.parent.is_op)

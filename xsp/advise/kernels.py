@@ -175,12 +175,11 @@ def _attention_places(answers: Answers, condition: str) -> tuple[Place, ...]:
 def _layouts(answers: Answers, share: Callable[[float], float]) -> Iterator[Piece]:
     """Yield advice on the time that convolutions take to change the layout of their inputs and outputs."""
     condition = f"regexp_matches(w.name, {literal(LAYOUT_KERNEL)}) AND w.class = 'copy'"
-    totals = answers.trace.con.execute(
+    ((ms, count),) = answers.trace.con.execute(
         f"SELECT coalesce(sum(w.dur_ns), 0) / 1e6, count(*) FROM device_work w WHERE {condition}"
-    ).fetchone()
-    if not totals or not totals[1]:
+    ).fetchall()
+    if not count:
         return
-    ms, count = totals
     total_ms = sum(row["device_ms"] for row in answers.classes())
     yield Piece(
         "device-layout",

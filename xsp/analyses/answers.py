@@ -28,15 +28,12 @@ class Answers:
     """The tables of a trace by the ids of their analyses."""
 
     def __init__(self, trace: Trace) -> None:
-        """Compute nothing yet: each table is computed on first access."""
+        """Compute nothing yet: each table is computed on first access, once for all answers of the trace."""
         self.trace = trace
-        self._answers: dict[str, AnswerTable] = {}
 
     def __getitem__(self, identity: str) -> AnswerTable:
         """Return the answer of the analysis with this id in `xsp.analyses.ANALYSES`."""
-        if identity not in self._answers:
-            self._answers[identity] = self._compute(identity)
-        return self._answers[identity]
+        return self.trace.cached(f"answer {identity} within {self.trace.limits}", lambda: self._compute(identity))
 
     def classes(self) -> list[dict[str, Any]]:
         """Return the rows of `kernel-classes` for all devices together, without its rows for each device."""

@@ -75,8 +75,9 @@ class Analysis:
         levels = (level, Level.KERNEL) if level == Level.OP else (level,)
         if not self.everywhere:
             return any(map(trace.has, levels))
-        numbers = ", ".join(str(int(level)) for level in levels)
-        return bool(trace.con.execute(f"SELECT 1 FROM spans WHERE level IN ({numbers}) LIMIT 1").fetchall())
+        query = "SELECT DISTINCT level FROM spans"
+        held = trace.cached("levels of all spans", lambda: {level for (level,) in trace.con.execute(query).fetchall()})
+        return any(int(level) in held for level in levels)
 
     @property
     def about(self) -> str:

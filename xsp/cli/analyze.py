@@ -105,18 +105,11 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name in args.names if name not in files]
     analyses = list({analysis.id: analysis for analysis in map(_find, names)}.values())
     _check(args, len(analyses))
-    traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args, files)
-    for trace in traces:
-        progress.warn_of_missing_files(trace.path or args.path, trace.run)
-        trace.limits = _limits(args, [analysis.id for analysis in analyses])
+    if not analyses and not args.list:
+        return _print_screen(args, files)
+    traces = _load(args, files, analyses)
     if not analyses:
-        if args.list:
-            _list(traces[0])
-        else:
-            # print the first screen of a trace
-            from xsp.report import firstscreen
-
-            progress.echo(firstscreen.text(firstscreen.first_screen(traces[0], args.path), progress.terminal_width()))
+        _list(traces[0])
         return 0
     answers_by_name, refusals = _answers(analyses, traces)
     answers_by_name = {
@@ -127,6 +120,37 @@ def run(args: argparse.Namespace) -> int:
     else:
         _write(answers_by_name, args, several=len(analyses) > 1)
     return 1 if refusals else 0
+
+
+def _print_screen(args: argparse.Namespace, files: Sequence[str]) -> int:
+    """Print the first screen of a trace; of a file, from the user's cache if it was printed before."""
+    from xsp.report import cachedscreens
+
+    width = progress.terminal_width()
+    is_single = not files and args.engine == "duckdb" and not any(getattr(args, name) for name in LIMITS)
+    key = cachedscreens.key_of(args.path, width, [args.kind, args.skip_damaged]) if is_single else None
+    screen = cachedscreens.read(key)
+    if screen is not None:
+        progress.echo(screen)
+        return 0
+    from xsp.ingest import cachedimports
+    from xsp.report import firstscreen
+
+    with cachedimports.afterwards():
+        traces = _load(args, files, ())
+        screen = firstscreen.text(firstscreen.first_screen(traces[0], args.path), width)
+        progress.echo(screen, flush=True)
+    cachedscreens.store(key, screen, traces[0].run)
+    return 0
+
+
+def _load(args: argparse.Namespace, files: Sequence[str], analyses: Sequence[Analysis]) -> list[Trace]:
+    """Load the traces, with the limits of requests, and print what is missing of them."""
+    traces = _load_on_spark(args) if args.engine != "duckdb" else _load_locally(args, files)
+    for trace in traces:
+        progress.warn_of_missing_files(trace.path or args.path, trace.run)
+        trace.limits = _limits(args, [analysis.id for analysis in analyses])
+    return traces
 
 
 LIMITS = {

@@ -37,20 +37,30 @@ _FLOPS, _BYTES = 1, 2
 """Bits of the sorts of figures in `Spans.counted`."""
 
 
-def correlate_table(con: duckdb.DuckDBPyConnection, info: SourceInfo, identity: str) -> None:
-    """Make the view `correlated`, with the columns of `COLUMNS`, from the table `raw_spans`.
+MOST_IN_TABLE = 100_000
+"""Most spans for which `correlated` is a table: a query of a view of all columns takes a millisecond more to plan."""
+
+
+def correlate_table(con: duckdb.DuckDBPyConnection, info: SourceInfo, identity: str) -> bool:
+    """Make `correlated`, with the columns of `COLUMNS`, from the table `raw_spans`.
 
     Args:
         con: holds `raw_spans`.
         info: the importer's description of the source; findings are noted in its losses.
         identity: text that identifies the source; trace ids are made from it.
+
+    Returns:
+        Whether it is a table; else it is a view of the table `varying`.
     """
     window = _number_steps(con, info)
     figures.create_operator_figures(con)
     if _correlate(con, info.tolerance_ns, window) >= MAX_NESTING:
         info.losses.note(f"spans nest deeper than {MAX_NESTING}: the deeper ones become children of the last one")
     figures.assign_figures(con)
-    _create_view(con, identity, int(info.run.get("rank", 0)))
+    ((count,),) = con.execute("SELECT count(*) FROM raw_spans").fetchall()
+    is_table = bool(count <= MOST_IN_TABLE)
+    _create_correlated(con, identity, int(info.run.get("rank", 0)), is_table)
+    return is_table
 
 
 def _number_steps(con: duckdb.DuckDBPyConnection, info: SourceInfo) -> int | None:
@@ -90,32 +100,37 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
         """
     )
     codes = con.execute("SELECT DISTINCT identity, code FROM codes ORDER BY identity").fetchnumpy()["code"]
-    rows = con.execute(_query(con, window)).fetchnumpy()
+    spans = _spans_in_order(con, tolerance, window)
     con.execute("DROP TABLE threads")
     steps = con.execute("SELECT start_ns, end_ns FROM steps ORDER BY step").fetchnumpy()
-    spans = _spans({name: _fill_masked(values) for name, values in rows.items()})
-    spans = spans.take(outer_first(spans, tolerance))
     root = int(np.flatnonzero(spans.number == window)[0]) if window is not None else -1
     tree = parents.find(spans, tolerance, root)
     derived = inherit(spans, tree, codes, StepTimes(_fill_masked(steps["start_ns"]), _fill_masked(steps["end_ns"])))
-    _create_derived(
-        con,
-        {
-            "number": spans.number,
-            "parent": _numbers(spans, tree.parent),
-            "rule": tree.rule,
-            "step": derived.step.astype(np.int32),
-            "layer": _numbers(spans, derived.layer),
-            "layers": derived.layers.astype(np.int16),
-            "layer_index": derived.layer_index.astype(np.int32),
-            "phase": derived.phase,
-            "key": derived.key,
-            "weak": derived.is_weak,
-            "allocated": derived.allocated,
-            "figure_bits": derived.inner_figure_bits.astype(np.int8),
-        },
-    )
-    return int(parents.depths(tree.parent).max(initial=0)) - (root >= 0)
+    depth = int(parents.depths(tree.parent).max(initial=0)) - (root >= 0)
+    columns = {
+        "number": spans.number,
+        "parent": _numbers(spans, tree.parent),
+        "rule": tree.rule,
+        "step": derived.step.astype(np.int32),
+        "layer": _numbers(spans, derived.layer),
+        "layers": derived.layers.astype(np.int16),
+        "layer_index": derived.layer_index.astype(np.int32),
+        "phase": derived.phase,
+        "key": derived.key,
+        "weak": derived.is_weak,
+        "allocated": derived.allocated,
+        "figure_bits": derived.inner_figure_bits.astype(np.int8),
+    }
+    del spans, tree, derived  # of a long trace they take more memory than all that is loaded of it
+    _create_derived(con, columns)
+    return depth
+
+
+def _spans_in_order(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | None) -> Spans:
+    """Return the columns that evidence is in, of all spans, outer ones first; their first copy is gone then."""
+    rows = con.execute(_query(con, window)).fetchnumpy()
+    spans = _spans({name: _fill_masked(rows.pop(name)) for name in [*rows]})
+    return spans.take(outer_first(spans, tolerance))
 
 
 def _spans(columns: dict[str, Array]) -> Spans:
@@ -246,10 +261,10 @@ def _figure_sql(con: duckdb.DuckDBPyConnection) -> tuple[str, str]:
 _ON_DEVICE = "(coalesce(TRY_CAST(attributes ->> '$.device_type' AS INTEGER), 0) <> 0)"
 
 
-def _create_view(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> None:
-    """Make the view `correlated` from the table `varying` and from the values that are the same for all spans.
+def _create_correlated(con: duckdb.DuckDBPyConnection, identity: str, rank: int, is_table: bool) -> None:
+    """Make `correlated` as a table, or as a view of the table `varying` and of values that are the same for all spans.
 
-    Most traces leave a third of the columns empty; writing and reading only the other columns saves time.
+    Most traces leave a third of the columns empty; of a long one, writing and reading only the others saves time.
     """
     con.execute(
         "CREATE OR REPLACE TABLE traces AS SELECT step, "
@@ -273,16 +288,18 @@ def _create_view(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> No
         "alloc_bytes": f"CASE WHEN raw_spans.kind = '{Kind.ALLOC}' THEN raw_spans.alloc_bytes "
         "WHEN allocating_threads.thread IS NOT NULL AND raw_spans.device IS NULL "
         "THEN nullif(derived.alloc_bytes, -1) END",
-        **{name: f"figures.{name}" for name in FIGURES},
+        **{figure: f"figures.{figure}" for figure in FIGURES},
+        **constants,
     }
-    varying = [column for column in COLUMNS if column.name not in constants]
+    varying = [column for column in COLUMNS if is_table or column.name not in constants]
+    name = "correlated" if is_table else "varying"
     columns = ", ".join(
         f"{column.name} {column.type}{' USING COMPRESSION uncompressed' * (column.name in _IDS)}" for column in varying
     )
-    con.execute(f"CREATE OR REPLACE TABLE varying ({columns})")
+    con.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
     con.execute(
         f"""
-        INSERT INTO varying
+        INSERT INTO {name}
         WITH allocating_threads AS (SELECT DISTINCT process, thread FROM raw_spans WHERE kind = '{Kind.ALLOC}')
         SELECT {", ".join(values.get(column.name, f"raw_spans.{column.name}") for column in varying)}
         FROM raw_spans JOIN derived USING (number) JOIN traces ON traces.step IS NOT DISTINCT FROM derived.step
@@ -292,12 +309,13 @@ def _create_view(con: duckdb.DuckDBPyConnection, identity: str, rank: int) -> No
             AND allocating_threads.process IS NOT DISTINCT FROM raw_spans.process
         """
     )
-    selected = ", ".join(
-        f"CAST({constants.get(column.name, column.name)} AS {column.type}) AS {column.name}" for column in COLUMNS
-    )
-    con.execute(f"CREATE OR REPLACE VIEW correlated AS SELECT {selected} FROM varying")
-    for name in ("steps", "codes", "derived", "figures", "traces"):
-        con.execute(f"DROP TABLE {name}")
+    if not is_table:
+        selected = ", ".join(
+            f"CAST({constants.get(column.name, column.name)} AS {column.type}) AS {column.name}" for column in COLUMNS
+        )
+        con.execute(f"CREATE OR REPLACE VIEW correlated AS SELECT {selected} FROM varying")
+    for used in ("steps", "codes", "derived", "figures", "traces"):
+        con.execute(f"DROP TABLE {used}")
 
 
 def _constant_columns(con: duckdb.DuckDBPyConnection, rank: int) -> dict[str, str]:

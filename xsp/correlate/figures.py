@@ -18,11 +18,17 @@ BATCH = 1 << 16
 
 def create_operator_figures(con: duckdb.DuckDBPyConnection) -> None:
     """Make the table `operator_figures`: operations and traffic from shapes, computed once per distinct operator."""
+    counted = f"kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
+    if not con.execute(f"SELECT 1 FROM raw_spans WHERE {counted} LIMIT 1").fetchall():  # shapes were not recorded
+        con.execute(
+            "CREATE OR REPLACE TABLE operator_figures "
+            "(number BIGINT, flops BIGINT, read_bytes BIGINT, write_bytes BIGINT)"
+        )
+        return
     con.execute(f"CREATE OR REPLACE TEMP TABLE output_shapes AS {_OUTPUT_SHAPES}")
     identity = "name, input_shapes, dtypes, scalars, output_shape"
     rows = con.execute(
-        f"SELECT DISTINCT {identity} FROM raw_spans LEFT JOIN output_shapes USING (number) "
-        f"WHERE kind = '{Kind.OP}' AND name IS NOT NULL AND input_shapes IS NOT NULL AND flops IS NULL"
+        f"SELECT DISTINCT {identity} FROM raw_spans LEFT JOIN output_shapes USING (number) WHERE {counted}"
     ).fetchall()
     con.execute(
         "CREATE OR REPLACE TABLE distinct_figures (name VARCHAR, input_shapes VARCHAR, dtypes VARCHAR, "

@@ -39,7 +39,11 @@ ENOUGH_STEPS = 5
 
 
 def health(trace: Trace) -> list[Finding]:
-    """Return all findings on a trace, the most important first. Never empty."""
+    """Return all findings on a trace, the most important first; computed once. Never empty."""
+    return list(trace.cached("findings", lambda: _findings(trace)))
+
+
+def _findings(trace: Trace) -> list[Finding]:
     notes = trace.run.notes
     findings = [
         *_run(trace),

@@ -19,14 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
-
-import duckdb
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from xsp import plugins
 from xsp.errors import PluginError, TraceError
 from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Span
+
+if TYPE_CHECKING:
+    import duckdb
 
 GROUP = "xsp.importers"
 HEAD = 1 << 16
@@ -367,6 +368,8 @@ def check_values(source: str) -> Iterator[None]:
     Raises:
         TraceError: the body met such a value.
     """
+    import duckdb
+
     try:
         yield
     except duckdb.DataError as error:

@@ -189,6 +189,8 @@ def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:
     The flow events between forward and backward operators give the thread of a number. Without them it is known only if
     all forward operators ran on one thread.
     """
+    if not con.execute("SELECT 1 FROM raw_spans WHERE forward_thread IS NOT NULL LIMIT 1").fetchall():
+        return
     con.execute(
         """
         CREATE OR REPLACE TEMP TABLE forward_threads AS

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import duckdb
 
 from xsp import cached, plugins
 from xsp.errors import XspError
@@ -32,6 +30,8 @@ def key_of(names: Sequence[str]) -> dict[str, Any] | None:
     Args:
         names: files and folders, as for `xsp.load`; what is fetched from a URL is not cached.
     """
+    from importlib.metadata import version  # its import takes as long as a third of xsp
+
     if cached.default_folder() is None or any(map(contract.is_url, names)):
         return None
     try:
@@ -45,20 +45,46 @@ def key_of(names: Sequence[str]) -> dict[str, Any] | None:
             "files": [[place, cached.content_hash(Path(file))] for place, file in zip(places, files, strict=True)],
             "importers": importers,
             "code": [cached.code(package) for package in packages],
-            "engine": duckdb.__version__,
+            "engine": version("duckdb"),
         }
     except (OSError, ValueError, ImportError, XspError):  # the import itself reports what is wrong
         return None
 
 
+_waiting: list[tuple[dict[str, Any] | None, Run, Callable[[Path], object]]] | None = None
+"""What is stored at the end of `afterwards`; None outside it."""
+
+
+@contextlib.contextmanager
+def afterwards() -> Iterator[None]:
+    """Store what is imported in the block when the block has ended without an error: what it prints comes first.
+
+    The traces must live until then.
+    """
+    global _waiting
+    _waiting = []
+    try:
+        yield
+        imports = _waiting
+    finally:
+        _waiting = None
+    for each in imports:
+        store(*each)
+
+
 def store(key: dict[str, Any] | None, run: Run, write: Callable[[Path], object]) -> None:
-    """Store an imported run, unless it is small; a cache that cannot be written is no error.
+    """Store an imported run, unless it is small; a cache that cannot be written is no error. See also `afterwards`.
 
     Args:
         key: from `key_of`.
         run: the run; its ranks, if it is a job.
         write: writes the run directory into an empty folder.
     """
+    import duckdb
+
+    if _waiting is not None:
+        _waiting.append((key, run, write))
+        return
     imported = run.imported
     if imported is None or sum(source.spans or 0 for source in imported.sources) < MIN_SPANS:
         return

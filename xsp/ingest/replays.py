@@ -101,7 +101,8 @@ def attribute(con: duckdb.DuckDBPyConnection, losses: Losses, captures: Sequence
     """Give the kernels of replayed graphs in `correlated` the operators and modules that their order shows.
 
     Args:
-        con: holds `correlated`, the spans of a trace with their parents; it becomes a table if something was found.
+        con: holds `correlated`, the spans of a trace with their parents; gets the table `attributed`, the same with
+            what was found, if there is something.
         losses: gets a note on what was found, and on what was not.
         captures: SQL of tables of spans of other traces with the captures of the graphs.
 
@@ -439,7 +440,8 @@ _CHAINS = f"""
 
 
 def _store(con: duckdb.DuckDBPyConnection, pairs: Sequence[_Pair]) -> None:
-    """Make `correlated` a table in which the work of pairs is of copies of the operators and modules of its call."""
+    """Make the table `attributed` of `correlated`, with the work of pairs as that of copies of the operators and
+    modules of its call."""
     columns = [Column(name, "VARCHAR", "") for name in ("launch", "work", "call")]
     columns += [Column(name, "BOOLEAN", "") for name in ("shapes", "modules")]
     table.create(con, "replayed_work", columns)
@@ -465,7 +467,6 @@ def _store(con: duckdb.DuckDBPyConnection, pairs: Sequence[_Pair]) -> None:
         FROM places WHERE attributed.span_id = places.work
         """
     )
-    con.execute("DROP VIEW correlated; ALTER TABLE attributed RENAME TO correlated")
     con.execute("DROP TABLE replayed_work; DROP TABLE callers; DROP TABLE copies; DROP TABLE places")
 
 

@@ -144,12 +144,13 @@ def _open_merged(
                 f"ATTACH {table.path_literal(folder / 'correlated.duckdb')} AS work; SET search_path = 'work,memory'"
             )
         with contract.check_values(source):
-            correlate_table(con, info, identity)
+            is_table = correlate_table(con, info, identity)
             con.execute("DROP TABLE raw_spans")
             if replays.attribute(con, info.losses):
-                con.execute("DROP TABLE varying; ALTER TABLE correlated RENAME TO spans")
+                con.execute("DROP TABLE correlated" if is_table else "DROP VIEW correlated; DROP TABLE varying")
+                con.execute("ALTER TABLE attributed RENAME TO spans")
             else:
-                con.execute("ALTER VIEW correlated RENAME TO spans")
+                con.execute(f"ALTER {'TABLE' if is_table else 'VIEW'} correlated RENAME TO spans")
             merge.merge(con, Run.of(info.run))
         return con, _run(con, info, source, identity, keep_names)
     except duckdb.OutOfMemoryException as error:
@@ -236,7 +237,7 @@ def _attribute(folder: Path, run: Run, captures: Sequence[str], losses: Losses) 
             con.execute(f"CREATE VIEW correlated AS FROM {table.parquet(segment)}")
             if not replays.attribute(con, losses, captures):
                 return False
-            con.execute("ALTER TABLE correlated RENAME TO spans")
+            con.execute("ALTER TABLE attributed RENAME TO spans")
             merge.merge(con, run)
             table.write_parquet(con, "spans", segment)
             table.write_parquet(con, "merged", folder / rundir.MERGED_FILE)

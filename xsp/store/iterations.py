@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 
-from xsp import stats
+from xsp import stats, table
 from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store import devicetime, overlap
@@ -113,6 +113,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     Returns:
         The steps; none for fewer than `MIN_ROWS` rows, or if a device continues after the end of the host's step.
     """
+    if table.is_empty(con, "loop"):
+        return []
     rows = con.execute(
         f"""
         WITH numbered AS (
@@ -131,8 +133,8 @@ def steady_steps(con: duckdb.DuckDBPyConnection, run: Run) -> list[BareStep]:
     ).fetchall()
     if len(rows) < MIN_ROWS:
         return []
-    key = con.execute("SELECT any_value(rank), any_value(step_kind) FROM alike").fetchone()
-    hook_cost = idle_hook_costs(con, run).get(key or (None, None), IdleHookCost())
+    (key,) = con.execute("SELECT any_value(rank), any_value(step_kind) FROM alike").fetchall()
+    hook_cost = idle_hook_costs(con, run).get(key, IdleHookCost())
     found = []
     for step, dur_ns, samples, place, own_ns, steps, is_in_burst in rows:
         subtracted_ns, overhead_ns = (hook_cost.of(dur_ns), 0.0) if is_in_burst else (0.0, own_ns)
@@ -153,6 +155,8 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         The steps; none if steps are not short, for fewer than `MIN_ROWS` rows, or if a device continues after the
         end of the host's step.
     """
+    if table.is_empty(con, "loop"):
+        return []
     rows = con.execute(
         f"""
         WITH {UNDISTURBED}
@@ -458,6 +462,8 @@ def iterations(trace: Trace, samples: int | None = None) -> list[Iteration]:
 
 
 def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -> list[Iteration]:
+    if table.is_empty(con, "loop"):
+        return []
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""

@@ -301,6 +301,11 @@ def _template(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) ->
 def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> None:
     """Make `merged` from steps of one rung, with any number of spans: averages, and no true times."""
     names = ", ".join(f"spans.{column.name}" for column in COLUMNS)
+
+    def of_several(average: str) -> str:
+        """Return the SQL of an average, which of a single value is that value, in less time."""
+        return f"CASE WHEN steps = 1 THEN sorted[1] ELSE {average} END"
+
     con.execute(
         f"""
         INSERT INTO merged
@@ -309,10 +314,10 @@ def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any,
                    CASE WHEN steps = 3 THEN 1 ELSE floor({stats.TRIM} * steps)::BIGINT END AS dropped
             FROM alike_spans WHERE status = 'ok' AND key IN (SELECT key FROM spans WHERE {_STEP}) GROUP BY key
         ), averaged AS (
-            SELECT key, steps, list_avg(sorted[dropped + 1 : steps - dropped]) AS raw_ns,
-                   list_aggregate(sorted, 'quantile_cont', 0.5) AS median_ns,
-                   list_aggregate(sorted, 'quantile_cont', 0.9) AS p90_ns,
-                   list_aggregate(sorted, 'quantile_cont', 0.99) AS p99_ns
+            SELECT key, steps, {of_several("list_avg(sorted[dropped + 1 : steps - dropped])")} AS raw_ns,
+                   {of_several("list_aggregate(sorted, 'quantile_cont', 0.5)")} AS median_ns,
+                   {of_several("list_aggregate(sorted, 'quantile_cont', 0.9)")} AS p90_ns,
+                   {of_several("list_aggregate(sorted, 'quantile_cont', 0.99)")} AS p99_ns
             FROM measured
         )
         SELECT {names}, coalesce(steps, 0), raw_ns, NULL, NULL, NULL, median_ns, p90_ns, p99_ns, NULL,

@@ -76,13 +76,20 @@ def library_calls(trace: Trace, table: str = "merged") -> str:
     around the outermost of such calls; if there is none, of the outermost call. So the operator of device work is
     `coalesce(op_id, parent_id)`, joined by rank, trace and parent. `called` is the call's library.
     """
+    name = f"library_calls_of_{table}"
+    if trace.has_temp_table(name):
+        return name
+    is_call = f"kind = '{Kind.CALL}' AND level = {int(Level.LIBRARY)}"
+    if not trace.con.execute(f"SELECT 1 FROM {table} WHERE {is_call} LIMIT 1").fetchall():
+        columns = "rank, trace_id, span_id, NULL::VARCHAR AS called, span_id AS op_id"
+        trace.create_temp_table(name, f"SELECT {columns} FROM {table} LIMIT 0")
+        return name
     trace.create_temp_table(
-        name := f"library_calls_of_{table}",
+        name,
         f"""
         WITH RECURSIVE ancestors(rank, trace_id, span_id, called, outermost, outer_id, calls) AS (
             SELECT rank, trace_id, span_id, json_extract_string(attributes, '$.library'), span_id, parent_id, 0
-            FROM {table} WHERE kind = '{Kind.CALL}'
-                AND level = {int(Level.LIBRARY)}
+            FROM {table} WHERE {is_call}
             UNION ALL
             SELECT ancestors.rank, ancestors.trace_id, ancestors.span_id, ancestors.called, call.span_id,
                    call.parent_id, calls + 1
