@@ -99,14 +99,18 @@ def _tokens(trace: Trace) -> dict[tuple[int, int | None], tuple[float | None, fl
 def sentence(trace: Trace, account: Account) -> str:
     """Return a sentence on each kind of step of the rank that stands for the program.
 
-    It is empty if none has a name and, of a run, if the others than the main one take next to no time.
+    It is empty if none has a name. Of a run it is on those that train as the main one does (another sentence is on steps
+    that train nothing), and empty if the main one takes nearly all of the time.
     """
     main = account.job
     if main is None:
         return ""
     named = [each for each in account.iterations if each.rank == main.rank and each.name and not each.is_beginning]
-    is_one = len(named) < 2 or max(each.share for each in named) > 1 - MIN_OTHERS_SHARE
-    if not named or (trace.run.imported is None and is_one):
+    if trace.run.imported is None:
+        named = [each for each in named if each.trains == main.trains]
+        if len(named) < 2 or max(each.share for each in named) > 1 - MIN_OTHERS_SHARE:
+            return ""
+    if not named:
         return ""
     own = [each for each in kinds(trace, account) if any((each.rank, each.kind) == (of.rank, of.kind) for of in named)]
     more = f"; and {len(own) - MOST_KINDS} more" if len(own) > MOST_KINDS else ""
