@@ -99,8 +99,8 @@ def _tokens(trace: Trace) -> dict[tuple[int, int | None], tuple[float | None, fl
 def sentence(trace: Trace, account: Account) -> str:
     """Return a sentence on each kind of step of the rank that stands for the program.
 
-    It is empty if none has a name. Of a run it is on those that train as the main one does (another sentence is on steps
-    that train nothing), and empty if the main one takes nearly all of the time.
+    It is empty if none has a name. Of a run it is on those that train as the main one does, as another sentence is on
+    steps that train nothing, and empty if the main one takes nearly all of the time.
     """
     main = account.job
     if main is None:
