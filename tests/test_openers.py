@@ -48,7 +48,7 @@ OTHERS = {
         share/wire.py in_memory; evaluate/results.py _arrays
     """,
     "written by this process, or by a program that it started": """
-        atomic.py move_into_place; cli/compare.py _csv; comparison/turns.py _run _end_of; counters/ncu.py collect
+        atomic.py move_into_place; cli/compare.py _text; comparison/turns.py _run _end_of; counters/ncu.py collect
         _export_table; evaluate/load/loadgen.py drive_loadgen; exporters/contract.py atomic_file; graph/corpus.py
         collect; importers/nsys_tables.py Export.__init__ Export._insert_rows; importers/repair.py mend;
         importers/traceevents.py _pieces
@@ -62,9 +62,10 @@ OTHERS = {
         evaluate/predictors.py _load_exported checksum;
         evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
-        graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py _credentials;
+        graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py
+        GrpcSender.__init__;
         predict/configurations.py _read_csv _read_json; predict/fitfile.py _is_fit read; record/between.py
-        Between.content; share/client.py _request_weights; share/weights.py shards
+        _named; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
         cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py _check;
