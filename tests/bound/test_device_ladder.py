@@ -66,7 +66,7 @@ def test_the_energy_of_a_step_is_that_of_its_time_waited_for_and_captured(
 ) -> None:
     standin.install(tmp_path / "site", monkeypatch, watts=500)
     words = ["bound", model, "--device", "standin:0", "--timings", str(tmp_path / "timings")]
-    assert cli.main([*words, "--fill", "60s", "--format", "json"]) == 0
+    assert cli.main([*words, "--fill", "180s", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     step_ns, settings = found["rungs"]["measured"]["sequential_ns"], found["settings"]
     assert settings["joules"] == pytest.approx(500 * step_ns / 1e9, rel=0.05)

@@ -41,11 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["bound", MODEL, "--html", "no/x.html"], "no/x.html: cannot be written"),
         (["bound", MODEL, "--curve", "--html", "traces"], "traces: cannot be written"),
-        (["bound", MODEL, "--device", "nosuch"], "the device 'nosuch'"),
+        (["bound", MODEL, "--device", "nosuch"], "no device 'nosuch'"),
         (["bound", MODEL, "--like", "ffff"], "'ffff' is not one environment"),
         (["bound", MODEL, "--curve", "--like", "ffff"], "'ffff' is not one environment"),
         ([*LANGUAGE, "--like", "ffff"], "'ffff' is not one environment"),
-        ([*LANGUAGE, "--device", "nosuch"], "the device 'nosuch'"),
+        ([*LANGUAGE, "--device", "nosuch"], "no device 'nosuch'"),
         ([*LANGUAGE, "--html", "no/x.html"], "no/x.html: cannot be written"),
         (["graph", MODEL, "--rewrite", "--html", "x.html"], "not with --rewrite"),
         (["graph", MODEL, "--save", "no/g.json"], "no/g.json: cannot be written"),

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.proto")
 
-from test_ending import requests
+from servicespans import of_service
 
 import xsp
 from xsp import connections
@@ -29,13 +29,13 @@ def test_a_clock_that_jumps_changes_no_deadline_and_no_order(
     ended = list[int]()
     table = Connections(ConnectionLimits(connections=2))
     receiving = RunWriter(tmp_path / "out", lambda _: None)
-    receiving.store(requests(1))
+    receiving.store(of_service(1))
     table.admit("", lambda: ended.append(1))
     plain, plain_ns = time.time, time.time_ns
     monkeypatch.setattr(time, "time", lambda: plain() + jump_s)
     monkeypatch.setattr(time, "time_ns", lambda: plain_ns() + int(jump_s * 1e9))
     table.sweep()
-    receiving.store(requests(2))
+    receiving.store(of_service(2))
     assert ended == []
     assert receiving.close()
     assert xsp.load(tmp_path / "out" / "services").sql("SELECT count(*) FROM spans").fetchall() == [(4,)]
