@@ -28,7 +28,7 @@ class DataLoading(Collector):
     levels = (Level.MODEL,)
 
     def __init__(self) -> None:
-        self._waits: list[tuple[int, int, int, str, tuple[int, bool]]] = []
+        self._waits: list[tuple[int, int, int, str, int, bool]] = []
         self._wrapped: list[tuple[type, str, Any, Any]] = []
         """Class, name of its method, the method itself, and what is in its place."""
 
@@ -70,15 +70,8 @@ class DataLoading(Collector):
                 state[0] -= IN_DATA
                 end = monotonic_ns()
                 if status != "end":
-                    self._waits.append(
-                        (
-                            threading.get_native_id(),
-                            start,
-                            end,
-                            status,
-                            (workers, bool(getattr(subject, kept_name, False))),
-                        )
-                    )
+                    is_kept = bool(getattr(subject, kept_name, False))
+                    self._waits.append((threading.get_native_id(), start, end, status, workers, is_kept))
                     self.notify(Signal.DATA_END, end - start)
 
         setattr(owner, name, wrapper)
@@ -98,7 +91,7 @@ class DataLoading(Collector):
     def spans(self) -> Iterator[Span]:
         """Return the waits since the last call, without requests to an exhausted loader."""
         waits, self._waits = self._waits, []
-        for thread, start, end, status, (workers, is_persistent) in waits:
+        for thread, start, end, status, workers, is_kept in waits:
             yield Span(
                 level=Level.MODEL,
                 kind=Kind.DATA.value,
@@ -107,6 +100,6 @@ class DataLoading(Collector):
                 dur_ns=end - start,
                 thread=thread,
                 status=status,
-                attributes=json.dumps({WORKERS: workers, PERSISTENT: is_persistent}) if workers else None,
+                attributes=json.dumps({WORKERS: workers, PERSISTENT: is_kept}) if workers else None,
                 collector=self.name,
             )

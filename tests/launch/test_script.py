@@ -243,4 +243,4 @@ with torch.set_grad_enabled({trains}):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False"], "loading it takes a second"
     costs = rundir.read_run(tmp_path / "run").costs
-    assert costs["modules"].rounds > 0, "it is calibrated; on a loaded machine the cost of a call may not differ from 0"
+    assert costs["modules"].ns_per_span > 0
