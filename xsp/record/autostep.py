@@ -189,7 +189,7 @@ class Finder:
         """Calls that had passed in stretches at the last call that was seen."""
 
         self._apart = session.apart
-        self._called: dict[int, bool] = {}
+        self._known_modules: dict[int, bool] = {}
         """Numbers of the modules that were called on any thread, and whether they hold parameters."""
 
         self._trained: set[int] = set()
@@ -204,7 +204,7 @@ class Finder:
         if self._sequence is not None:
             finder._sequence = Sequence(self._subjects)
         finder._has_given_up = self._has_given_up
-        finder._called, finder._trained = self._called, self._trained
+        finder._known_modules, finder._trained = self._known_modules, self._trained
         return finder
 
     @property
@@ -230,7 +230,7 @@ class Finder:
         if self._step is not None or self._sequence is None or self._holds_parameters(module) or _is_in_backward():
             return False
         number, trains = self._subjects.of(module), _trains(module)
-        if self._apart_left <= 0 or not any(self._called.values()):
+        if self._apart_left <= 0 or not any(self._known_modules.values()):
             self._apart.discard(number)
             return False
         self._note_unseen_calls()
@@ -247,9 +247,9 @@ class Finder:
 
     def _holds_parameters(self, module: object) -> bool:
         number = self._subjects.of(module)
-        holds = self._called.get(number)
+        holds = self._known_modules.get(number)
         if holds is None:
-            holds = self._called[number] = _holds_parameters(module)
+            holds = self._known_modules[number] = _holds_parameters(module)
         return holds
 
     def _note_unseen_calls(self) -> None:
