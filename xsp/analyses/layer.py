@@ -65,16 +65,20 @@ def layers(trace: Trace) -> Table:
     """
     return trace.sql(
         f"""
-        WITH {LAYERS}, {_LAYER_WORK}
-        SELECT {FULL_NAME.format("layers")} AS name, type, count(*) AS calls,
-               arg_min(input_shapes, layer_index) AS shape, sum(self_ns) / 1e6 AS host_self_ms,
-               100.0 * sum(self_ns) / nullif(sum(sum(self_ns)) OVER (), 0) AS percent_of_host_time,
-               sum(layers.ns) / 1e6 AS host_ms, sum(device_work.ns) / 1e6 AS kernel_ms,
-               sum(backward.ns) / 1e6 AS backward_ms, sum(self_alloc_bytes) / 1048576 AS alloc_mib,
-               max(param_bytes) / 1048576 AS param_mib
-        FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
-        LEFT JOIN device_work ON device_work.layer_id = layers.span_id
-        GROUP BY {FULL_NAME.format("layers")}, type ORDER BY host_self_ms DESC, min(layer_index)
+        WITH {LAYERS}, {_LAYER_WORK}, modules AS (
+            SELECT {FULL_NAME.format("layers")} AS name, type, count(*) AS calls, min(layer_index) AS first_index,
+                   arg_min(input_shapes, layer_index) AS shape, sum(self_ns) AS self_ns, sum(layers.ns) AS ns,
+                   sum(device_work.ns) AS device_ns, sum(backward.ns) AS backward_ns,
+                   sum(self_alloc_bytes) AS alloc_bytes, max(param_bytes) AS param_bytes
+            FROM layers LEFT JOIN backward ON backward.parent_id = layers.span_id
+            LEFT JOIN device_work ON device_work.layer_id = layers.span_id
+            GROUP BY {FULL_NAME.format("layers")}, type
+        )
+        SELECT name, type, calls, shape, self_ns / 1e6 AS host_self_ms,
+               100.0 * self_ns / nullif(sum(self_ns) OVER (), 0) AS percent_of_host_time,
+               ns / 1e6 AS host_ms, device_ns / 1e6 AS kernel_ms, backward_ns / 1e6 AS backward_ms,
+               alloc_bytes / 1048576 AS alloc_mib, param_bytes / 1048576 AS param_mib
+        FROM modules ORDER BY host_self_ms DESC, first_index
         """
     )
 

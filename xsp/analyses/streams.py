@@ -101,7 +101,7 @@ def kernel_sequences(trace: Trace) -> Table:
 
     prepare(trace)
     kinds = f"""
-        SELECT row_number() OVER (ORDER BY name) AS id, name, coalesce(nullif({_SHORT}, ''), name) AS short
+        SELECT row_number() OVER (ORDER BY name)::BIGINT AS id, name, coalesce(nullif({_SHORT}, ''), name) AS short
         FROM (SELECT DISTINCT name FROM device_work WHERE purpose <> '{COPY}')
     """
     trace.create_temp_table("stream_kinds", kinds)

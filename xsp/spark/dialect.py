@@ -117,13 +117,17 @@ def _filtered_window(node: exp.Expression) -> exp.Expression:
     return node
 
 
-def _first(node: exp.Expression) -> exp.Expression:
-    """Translate `first(… ORDER BY …)` to the value with the smallest key; keys are negated for descending order."""
-    if not isinstance(node, exp.First) or not isinstance(node.this, exp.Order):
+def _first_or_last(node: exp.Expression) -> exp.Expression:
+    """Translate `first` and `last(… ORDER BY …)` to the value with the smallest or largest key.
+
+    Keys are negated for descending order.
+    """
+    if not isinstance(node, exp.First | exp.Last) or not isinstance(node.this, exp.Order):
         return node
     keys = [exp.Neg(this=key.this.copy()) if key.args.get("desc") else key.this.copy()
             for key in node.this.expressions]  # fmt: skip
-    return exp.ArgMin(this=node.this.this.copy(), expression=_struct(keys))
+    of_extreme = exp.ArgMin if isinstance(node, exp.First) else exp.ArgMax
+    return of_extreme(this=node.this.this.copy(), expression=_struct(keys))
 
 
 def _ordered_list(node: exp.Expression) -> exp.Expression:
@@ -233,6 +237,6 @@ def _reject_unsupported(node: exp.Expression) -> exp.Expression:
 
 
 RULES: tuple[Callable[[exp.Expression], exp.Expression], ...] = (
-    _reject_unsupported, _inline, _asof, _filtered_window, _first, _ordered_list, _comprehension, _tuple, _quantiles,
-    _pattern, _json, _json_list, _subscript, _numbers,
+    _reject_unsupported, _inline, _asof, _filtered_window, _first_or_last, _ordered_list, _comprehension, _tuple,
+    _quantiles, _pattern, _json, _json_list, _subscript, _numbers,
 )  # fmt: skip

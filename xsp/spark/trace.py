@@ -15,8 +15,8 @@ import duckdb
 from xsp import table
 from xsp.errors import AnalysisError, TraceError
 from xsp.run import Run
-from xsp.rundir import MERGED_FILE, RUN_FILE, STEPS, job_of_ranks, parse_run
-from xsp.schema import COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
+from xsp.rundir import LOOP_FILE, MERGED_FILE, RUN_FILE, STEPS, job_of_ranks, parse_run
+from xsp.schema import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
 from xsp.store.trace import Rung, Trace
@@ -59,6 +59,8 @@ class SparkTrace(Trace):
         self._create_view("spans", f"{part}/{STEPS}/*.parquet", COLUMNS)
         self._create_view("merged", f"{path}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
         self._create_view("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
+        if not self._exists(f"{part}/{LOOP_FILE}"):
+            table.create(self.con, "loop", LOOP_COLUMNS)
 
     @property
     def name(self) -> str:
@@ -96,6 +98,13 @@ class SparkTrace(Trace):
                 "xsp import FOLDER -o RUN"
             ) from error
         return sorted(runs, key=lambda run: run.rank or 0)
+
+    def _exists(self, files: str) -> bool:
+        try:
+            self._spark.read.parquet(files)
+        except Exception:  # of Spark and Java, which depend on the URL's scheme
+            return False
+        return True
 
     def _create_view(self, name: str, files: str, columns: Sequence[Column], optional: bool = False) -> None:
         """Create a view of files with all columns; missing columns have their defaults."""
@@ -160,7 +169,7 @@ class Queries:
     def _run_query(self, tree: Any, params: Sequence[Any] | None) -> Any:
         if dialect.tables(tree) & RUNG_TABLES:
             raise AnalysisError(NO_RUNGS)
-        if "loop" in dialect.tables(tree):
+        if "loop" in dialect.tables(tree) - self._local_tables:
             raise AnalysisError(NO_LOOP)
         for name in dialect.tables(tree) & self._local_tables:
             self._copy_to_spark(name)
