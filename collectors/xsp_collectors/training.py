@@ -6,10 +6,14 @@ optimizers, torch has hooks for all instances.
 An optimizer may step inside a backward pass, in a hook that runs when a gradient is ready, one optimizer per parameter
 (`_apply_optimizer_in_backward`). On a device, hooks run on a thread of the autograd engine. Such steps have spans, but
 no words and signals of their own: the pass is signalled with the last optimizer that stepped in it.
+
+An optimizer's step that a `GradScaler` skips, because gradients are not finite, is one that takes no time: it ends the
+training step as any other.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -50,10 +54,14 @@ class _Idle(Optimizer):
 
 
 class _Thread(threading.local):
-    """The native id of the current thread, cached because reading it takes half a microsecond at each signal."""
+    """What is known of the current thread."""
 
     def __init__(self) -> None:
         self.id = threading.get_native_id()
+        """Its native id, cached because reading it takes half a microsecond at each signal."""
+
+        self.has_stepped = False
+        """Whether an optimizer has stepped on it since a scaler was last called."""
 
 
 class TrainingCalls(Collector):
@@ -79,18 +87,25 @@ class TrainingCalls(Collector):
         """Wrap the entry to the autograd engine and register the optimizers' hooks."""
         pre_hook = register_optimizer_step_pre_hook(self._optimizer_begins)
         post_hook = register_optimizer_step_post_hook(self._optimizer_ends)
-        self._undo_steps = [pre_hook.remove, post_hook.remove]
+        scaler, scaler_step = torch.amp.GradScaler, torch.amp.GradScaler.step
+        wrapped_step = self._wrap_scaler(scaler_step)
+        scaler.step = wrapped_step  # type: ignore[method-assign]
+        self._undo_steps = [
+            pre_hook.remove,
+            post_hook.remove,
+            lambda: self._unwrap(scaler, "step", wrapped_step, scaler_step),
+        ]
         original = getattr(torch.autograd, _ENGINE, None)
         if original is None:
             self._notes.append("xsp knows no entry to the autograd engine of this version of torch: no backward spans")
             return
         wrapper = self._wrap_engine(original)
         setattr(torch.autograd, _ENGINE, wrapper)
-        self._undo_steps.append(lambda: self._unwrap_engine(wrapper, original))
+        self._undo_steps.append(lambda: self._unwrap(torch.autograd, _ENGINE, wrapper, original))
 
-    def _unwrap_engine(self, wrapper: Callable[..., Any], original: Callable[..., Any]) -> None:
-        if getattr(torch.autograd, _ENGINE, None) is wrapper:  # else the program has replaced it
-            setattr(torch.autograd, _ENGINE, original)
+    def _unwrap(self, owner: Any, name: str, wrapper: Callable[..., Any], original: Callable[..., Any]) -> None:
+        if getattr(owner, name, None) is wrapper:  # else the program has replaced it
+            setattr(owner, name, original)
 
     def close(self) -> None:
         """Undo what `open` did."""
@@ -210,6 +225,21 @@ class TrainingCalls(Collector):
 
         return run_backward
 
+    def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the method of gradient scalers that steps an optimizer or skips its step."""
+
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            thread = self._thread
+            thread.has_stepped = False
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not thread.has_stepped:
+                self._optimizer_begins(optimizer)
+                self._optimizer_ends(optimizer)
+            return result
+
+        return step
+
     def _note(self, word: tuple[Any, ...]) -> None:
         outline = self.outline
         if outline is not None:
@@ -248,6 +278,7 @@ class TrainingCalls(Collector):
         return _OPTIMIZER, number, type(optimizer)
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        self._thread.has_stepped = True
         if _graph_task() >= 0:
             thread = self._thread.id
             own_pass = self._passes.get(thread)

@@ -176,6 +176,24 @@ def test_training():
     ]
 
 
+@pytest.mark.parametrize("finite", [True, False])
+def test_an_optimizer_step_that_a_scaler_skips_is_one(finite):
+    scaler, original = torch.amp.GradScaler("cpu"), torch.amp.GradScaler.step
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    def step():
+        optimizer.zero_grad()
+        scaler.scale((weight if finite else weight * float("inf")).sum()).backward()
+        assert scaler.step(optimizer) is None
+        scaler.update()
+
+    seen = check_collector(TrainingCalls(), step)
+    assert [span.kind for span in seen] == ["backward", "optimizer"]
+    assert (weight.detach() == 1).all().item() is not finite
+    assert torch.amp.GradScaler.step is original
+
+
 def test_data_loading():
     loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2)
     seen = check_collector(DataLoading(), lambda: list(loader), between_steps=True)
