@@ -222,11 +222,7 @@ def read(out: Path, said: Bare) -> Profiled:
     trace = xsp.load(out)
     columns = "kind, steps, iteration_ms, low_ms, high_ms"
     # of several threads the program counts the iterations of all, and an iteration of xsp is one of a thread
-    shares = {
-        row.kind: row.overlap.wall_ns / row.mean_ns
-        for row in iterations(trace)
-        if row.overlap is not None and row.mean_ns
-    }
+    shares = {row.kind: row.pace_ns / row.mean_ns for row in iterations(trace) if row.pace_ns and row.mean_ns}
     rows = [
         (kind, steps, *(None if ms is None else ms * shares.get(kind, 1.0) for ms in times))
         for kind, steps, *times in xsp.analyses.program_loop(trace).select(columns).fetchall()

@@ -10,7 +10,9 @@ import pytest
 
 import xsp
 from xsp.record.threads import Gap, Threads
+from xsp.schema import Level
 from xsp.store.iterations import iterations
+from xsp.store.loop import BARE
 from xsp.store.overlap import threads as threads_of
 from xsp.testing import spans, trace_of, with_loop
 
@@ -83,9 +85,26 @@ def test_the_throughput_is_that_of_all_threads_per_wall_time() -> None:
     [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows))
     assert found.mean_ns == pytest.approx(8 * MS)
     assert found.between_ns == 0
-    assert found.overlap is not None
-    assert found.overlap.at_once == pytest.approx(2, rel=0.02)
+    assert found.at_once == pytest.approx(2, rel=0.02)
     assert found.samples_per_s == pytest.approx(8 / 0.010, rel=0.02)
+
+
+def test_recorded_steps_of_several_threads_leave_their_pace_as_it_is() -> None:
+    rows = []
+    for thread in range(2):
+        began = thread * MS
+        for number in range(100):
+            is_recorded = number >= 60
+            rows.append(
+                {
+                    "step": 2 * number + thread, "thread": 1 + thread, "start_ns": began, "before_ns": 0,
+                    "dur_ns": (30 if is_recorded else 10) * MS, "beside_ns": 1, "samples": 4,
+                    "rung": int(Level.LAYER) if is_recorded else BARE,
+                }
+            )  # fmt: skip
+            began += rows[-1]["dur_ns"] + 1
+    [found] = iterations(with_loop(trace_of(spans("step s 0-2000", step=9)), rows))
+    assert found.samples_per_s == pytest.approx(2 * 4 / 0.010, rel=0.02)
 
 
 @pytest.mark.parametrize(("steps_on_second", "expected"), [(0, 1), (4, 1), (20, 2)])
@@ -115,5 +134,5 @@ def test_steps_that_overlap_are_all_in_the_loop(tmp_path: Path) -> None:
     assert counts == [(18, 18, 3)]
     assert trace.run["steps"]["skipped"] == 0
     [found] = iterations(trace)
-    assert found.overlap is not None
-    assert found.overlap.at_once > 1.5
+    assert found.at_once is not None
+    assert found.at_once > 1.5

@@ -200,7 +200,7 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
         measured.recorded, 0, time, host, share=measured.share, is_beginning=measured.is_beginning,
         samples_per_s=measured.samples_per_s,
-        at_once=measured.overlap.at_once if measured.overlap is not None else 1.0,
+        at_once=measured.at_once or 1.0,
         trains=_trains(trace, measured.rank, measured.kind),
     )  # fmt: skip
 
@@ -302,7 +302,7 @@ def _of_rank(
         share=measured.share if measured is not None else 1.0,
         is_beginning=measured is not None and measured.is_beginning,
         samples_per_s=measured.samples_per_s if measured is not None else None,
-        at_once=measured.overlap.at_once if measured is not None and measured.overlap is not None else 1.0,
+        at_once=(measured is not None and measured.at_once) or 1.0,
         trains=_trains(trace, rank, kind),
     )
     # whether the trace holds calls of the runtime of a rank, which show when its host waited for a device

@@ -146,7 +146,7 @@ def _row(trace: Trace, iteration: Iteration, scope: str) -> tuple[Any, ...]:
         iteration.samples_per_s if time is not None else None, 100 * iteration.share,
         *((time.low_ms, time.high_ms) if time is not None else (None, None)), iteration.samples, batch_source,
         STEP_SOURCES[iteration.disturbed], iteration.faults, milliseconds(iteration.system_ns),
-        milliseconds(iteration.beside_ns), iteration.overlap.at_once if iteration.overlap else 1.0,
+        milliseconds(iteration.beside_ns), iteration.at_once or 1.0,
     )  # fmt: skip
 
 

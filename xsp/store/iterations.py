@@ -21,7 +21,6 @@ from xsp.run import Cost, Run
 from xsp.schema import Level
 from xsp.store import devicetime, overlap
 from xsp.store.loop import BARE
-from xsp.store.overlap import Overlap
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -380,8 +379,8 @@ class Iteration(NamedTuple):
     between_interval: stats.Interval | None = None
     """95 % interval of `between_ns`."""
 
-    overlap: Overlap | None = None
-    """How iterations of several threads overlap; None if no steps of the rank overlapped."""
+    at_once: float | None = None
+    """Mean number of iterations on several threads at the same time; None if no steps of the rank overlapped."""
 
     fading_ns: float | None = None
     """By how much iterations right after recorded ones take longer than later ones: a disturbance fades, so at most as
@@ -411,7 +410,14 @@ class Iteration(NamedTuple):
         """Samples per second of the loop, over all threads."""
         if not self.samples or not self.mean_ns:
             return None
-        return self.samples / (self.overlap.wall_ns if self.overlap is not None else self.mean_ns) * 1e9
+        return self.samples / (self.pace_ns or self.mean_ns) * 1e9
+
+    @property
+    def pace_ns(self) -> float | None:
+        """Time in which one iteration ends, on any thread: what one takes over how many run at once (Little's law)."""
+        if self.mean_ns is None or self.at_once is None:
+            return self.mean_ns
+        return (self.mean_ns + self.beside_ns) / self.at_once
 
 
 def beginning_kinds(con: duckdb.DuckDBPyConnection, run: Run) -> set[tuple[int, int]]:
@@ -504,13 +510,13 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
     busy = devicetime.busy_ns(con) if on_device else {}
     # where a device limits, the host's additional time passes while the device works
     hook_costs = {} if on_device else idle_hook_costs(con, run)
-    overlaps = overlap.overlaps(con)
+    at_once = overlap.at_once(con)
     beginning = beginning_kinds(con, run)
     found = []
     for entry in _with_shares(_representative([dict(zip(names, row, strict=True)) for row in rows]), beginning):
         key = entry["rank"], entry["kind"]
         iteration = _iteration(entry, paces.get(key), busy.get(key, 0.0), hook_costs.get(key, IdleHookCost()))
-        found.append(iteration._replace(overlap=overlaps.get(key), is_beginning=key in beginning))
+        found.append(iteration._replace(at_once=at_once.get(key), is_beginning=key in beginning))
     return found
 
 

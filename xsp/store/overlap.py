@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import duckdb
 
 
-class Overlap(NamedTuple):
-    """Iterations of one kind, on all threads of a rank."""
-
-    at_once: float
-    """Mean number of iterations that ran at the same time, while there was at least one."""
-
-    wall_ns: float
-    """Time in which there was at least one, per iteration: a step ends this often."""
-
-
-def overlaps(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], Overlap]:
-    """Return the overlap of iterations by rank and kind.
+def at_once(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], float]:
+    """Return how many iterations ran at the same time, while there was at least one, in the mean, by rank and kind.
 
     An iteration of a thread lasts from the end of its last step to the end of its next one. Ranks are left out whose
     steps ran on one thread, or on several that took turns: their iterations follow each other.
@@ -37,16 +25,11 @@ def overlaps(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], Overlap]:
                 PARTITION BY rank, kind ORDER BY began_ns, ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ) AS reached_ns FROM lasting
         )
-        SELECT rank, kind, sum(steps), sum(ns),
-               sum(greatest(0, began_ns + ns - greatest(began_ns, coalesce(reached_ns, began_ns))))
+        SELECT rank, kind, sum(ns), sum(greatest(0, began_ns + ns - greatest(began_ns, coalesce(reached_ns, began_ns))))
         FROM reached GROUP BY rank, kind
         """
     ).fetchall()
-    return {
-        (rank, kind): Overlap(total_ns / any_ns, any_ns / steps)
-        for rank, kind, steps, total_ns, any_ns in rows
-        if any_ns
-    }
+    return {(rank, kind): total_ns / any_ns for rank, kind, total_ns, any_ns in rows if any_ns}
 
 
 MOST_OF_ONE = 0.9
