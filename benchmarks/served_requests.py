@@ -2,7 +2,8 @@
 
 The server of `parts/completions.py` runs under `xsp run`, and clients send it the same load in turns: xsp's own, and
 guidellm, if it is found (`--guidellm PATH`). `xsp.account.served` states the times of each request inside the server,
-here with those of recorded steps; a client's contain the way to it and back.
+here with those of recorded steps. The server's handlers read a clock of their own, when a request has been read and
+when each token is sent; a client's times also contain the way to the server and back.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from generation_load import FIGURES, USERS, of_guidellm, of_times, of_xsp, write_tokenizer
+from generation_load import FIGURES, USERS, of_guidellm, of_server, of_times, of_xsp, write_tokenizer
 from parts import completions, turns
 
 from xsp.account.served import Request, as_measured
 from xsp.ingest.load import load
 
-COLUMNS = ("load", "figure", "in the server ÷ xsp's client", "in the server ÷ guidellm")
+CLOCKS = ("the handlers' clock", "xsp's client", "guidellm")
+COLUMNS = ("load", "figure", *(f"xsp ÷ {name}" for name in CLOCKS))
 
 
 def of_run(served: Sequence[Request], since_ns: int, until_ns: int) -> dict[str, float]:
@@ -43,35 +45,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = turns.parse(parser, arguments)
     report = turns.Report("served_requests", "Figures of requests in a server, and of its clients", COLUMNS)
     count = 40 if options.quick else 100
-    measured: list[tuple[str, str, int, int, int, dict[str, float]]] = []
+    measured: list[tuple[str, str, int, int, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tokenizer(folder)
         with completions.served(run=folder / "run") as address:
             of_xsp(address, None, 10, options.seed)
+            completions.times_of(address)
             for load_name, rate in ((f"{USERS} users", None), ("Poisson, 6 a second", 6.0)):
                 for number in range(options.rounds):
                     turns.say(f"  {load_name}: round {number + 1} of {options.rounds}")
-                    for client in ("xsp", "guidellm") if options.guidellm else ("xsp",):
+                    for client in CLOCKS[1:] if options.guidellm else CLOCKS[1:2]:
                         began_ns = time.time_ns()
-                        if client == "xsp":
+                        if client == CLOCKS[1]:
                             values = of_xsp(address, rate, count, options.seed + number)
                         else:
                             values = of_guidellm(options.guidellm, folder, address, rate, count)
-                        measured.append((load_name, client, number, began_ns, time.time_ns(), dict(values)))
+                        until_ns = time.time_ns()
+                        for clock, found in ((client, dict(values)), (CLOCKS[0], of_server(address))):
+                            measured.append((load_name, clock, began_ns, until_ns, found))
         served = as_measured(load(folder / "run"))
     for load_name in dict.fromkeys(row[0] for row in measured):
         for figure in FIGURES:
-            found = {}
-            for client in ("xsp", "guidellm"):
+            compared = {}
+            for clock in CLOCKS:
                 ratios = [
                     of_run(served, since_ns, until_ns)[figure] / values[figure]
-                    for each, name, _, since_ns, until_ns, values in measured if (each, name) == (load_name, client)
+                    for each, name, since_ns, until_ns, values in measured if (each, name) == (load_name, clock)
                 ]  # fmt: skip
                 if ratios:
-                    found[client] = turns.middle(ratios)
-            cells = [found[client].text(3) if client in found else "–" for client in ("xsp", "guidellm")]
-            report.add([load_name, figure, *cells], **found)
+                    compared[clock] = turns.middle(ratios)
+            cells = [compared[clock].text(3) if clock in compared else "–" for clock in CLOCKS]
+            report.add([load_name, figure, *cells], **compared)
     report.notes.append("Medians over the rounds of ratios of one round.")
     report.finish(options)
 
