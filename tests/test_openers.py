@@ -58,7 +58,7 @@ OTHERS = {
     """,
     "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
-        bound/latencies.py read; cli/share_estimate.py run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
+        bound/latencies.py read; cli/share.py Estimate.run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
         evaluate/predictors.py _load_exported checksum;
         evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
