@@ -43,7 +43,7 @@ OTHERS = {
     """,
     "memory, or a descriptor that this process or its parent opened": """
         bench/moves.py _first_touch.batch _read_mapped _storage; bench/numanodes.py memory; bench/partner.py
-        Channels.__init__; bench/turns.py Turns.__enter__; bench/worker.py work; evidence/worker.py main;
+        Channels.__init__; bench/turns.py Turns.__enter__; bench/worker.py work; evidence/tools.py main;
         processes.py Questions.__init__; share/client.py ask_large; share/devicestore.py main start_process;
         share/wire.py in_memory; evaluate/results.py _arrays
     """,
