@@ -19,15 +19,15 @@ import json
 import queue
 import random
 import statistics
-import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Generator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Generator
 from typing import Any
 
+import completions
 import torch
+from completions import NAME, message
 from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -36,8 +36,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import xsp
-
-NAME = "seeded"
 
 
 def build() -> LlamaForCausalLM:
@@ -98,73 +96,28 @@ class Engine:
         self._manager.stop(block=True)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(completions.Handler):
     """Answers `/v1/completions`, streamed or whole, and `/v1/models`."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     engine: Engine
-
-    def do_GET(self) -> None:
-        """List the model."""
-        self._answer({"object": "list", "data": [{"id": NAME, "object": "model"}]})
 
     def do_POST(self) -> None:
         """Complete a text."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = self.asked()
         context = propagate.extract(dict(self.headers))
         with trace.get_tracer("shop").start_as_current_span(f"POST {self.path}", context, trace.SpanKind.SERVER):
             prompt, count = str(asked["prompt"]), int(asked.get("max_tokens") or 16)
             with contextlib.closing(self.engine.tokens(prompt, count)) as tokens:
                 if asked.get("stream"):
-                    self._stream(tokens, count)
+                    self.stream(
+                        message(int(time.time()), chr(token), "length" if number == count else None)
+                        for number, token in enumerate(tokens, 1)
+                    )
                     return
                 text = bytes(tokens).decode("latin-1")
             usage = {"prompt_tokens": len(prompt.encode()), "completion_tokens": len(text)}
-            self._answer(message(text, "length") | {"usage": usage | {"total_tokens": sum(usage.values())}})
-
-    def _stream(self, tokens: Iterator[int], count: int) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for number, token in enumerate(tokens, 1):
-            self._send(json.dumps(message(chr(token), "length" if number == count else None)))
-        self._send("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def _send(self, data: str) -> None:
-        content = f"data: {data}\n\n".encode()
-        self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
-
-    def _answer(self, content: Any) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    """A server whose clients may leave."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print errors, but not that a client left."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-def message(text: str, reason: str | None) -> dict[str, Any]:
-    """Return a completion, or a part of one, in OpenAI's form."""
-    choice = {"index": 0, "text": text, "finish_reason": reason}
-    return {"id": "1", "object": "text_completion", "created": int(time.time()), "model": NAME, "choices": [choice]}
+            usage["total_tokens"] = sum(usage.values())
+            self.answer(message(int(time.time()), text, "length") | {"usage": usage})
 
 
 def load(address: str, requests: int, rate: float) -> dict[str, float]:
@@ -210,7 +163,7 @@ def main() -> None:
     model = build()
     with xsp.instrument(model, sample=options.sample, otlp=options.to):
         Handler.engine = Engine(model)
-        server = Server(("127.0.0.1", options.port), Handler)
+        server = completions.Server(("127.0.0.1", options.port), Handler)
         print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_connections import SERVERS
 
-from xsp.cli import evaluate_serve
+from xsp.cli import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -83,7 +83,7 @@ def test_the_network_section_names_every_server() -> None:
 
 
 def test_what_the_help_claims_is_on_a_page_with_its_test() -> None:
-    said = " ".join((evaluate_serve.__doc__ or "").split())
+    said = " ".join((evaluate.Serve.__doc__ or "").split())
     for claim, page in HELP.items():
         assert claim in said
         text = (DOCS / page).read_text(encoding="utf-8")

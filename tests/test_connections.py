@@ -147,7 +147,7 @@ NETWORK = {"socket", "socketserver", "http", "asyncio", "grpc", "uvicorn", "mult
 
 NOT_SERVERS = {
     "xsp/bench/partner.py": "a pair of sockets within one process; the listener is closed before it is used",
-    "xsp/cli/evaluate_serve.py": "opens the socket that xsp/evaluate/web/app.py serves",
+    "xsp/cli/evaluate.py": "opens the socket that xsp/evaluate/web/app.py serves",
 }
 
 

@@ -43,7 +43,7 @@ OTHERS = {
     """,
     "memory, or a descriptor that this process or its parent opened": """
         bench/moves.py _first_touch.batch _read_mapped _storage; bench/numanodes.py memory; bench/partner.py
-        Channels.__init__; bench/turns.py Turns.__enter__; bench/worker.py work; evidence/worker.py main;
+        Channels.__init__; bench/turns.py Turns.__enter__; bench/worker.py work; evidence/tools.py main;
         processes.py Questions.__init__; share/client.py ask_large; share/devicestore.py main start_process;
         share/wire.py in_memory; evaluate/results.py _arrays
     """,
@@ -58,7 +58,7 @@ OTHERS = {
     """,
     "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
-        bound/latencies.py read; cli/share_estimate.py run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
+        bound/latencies.py read; cli/share.py Estimate.run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
         evaluate/predictors.py _load_exported checksum;
         evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;

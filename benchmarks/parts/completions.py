@@ -17,7 +17,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +26,12 @@ from xsp import models
 from xsp.evaluate.generation.batching import CausalSequences
 from xsp.serving import Engine
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy"))
+
+import completions
+from completions import NAME, message
+
 SOURCE = "transformers:gpt2?n_layer=4&n_embd=256&n_head=4&vocab_size=1000"
-NAME = "seeded"
 
 
 class Generation:
@@ -76,26 +79,24 @@ class Generation:
                 self._engine.finish(key)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(completions.Handler):
     """Answers `/health`, `/v1/models`, `/v1/completions`; and `/times`, the times of each completion, and forgets them.
 
     The times are nanoseconds: when the request had been read, then when each token was sent.
     """
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     generation: Generation
     times: ClassVar[list[list[int]]] = []
 
     def do_GET(self) -> None:
         if self.path == "/times":
             seen, Handler.times = Handler.times, []
-            self._answer(seen)
+            self.answer(seen)
             return
-        self._answer({"object": "list", "data": [{"id": NAME, "object": "model"}]})
+        super().do_GET()
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = self.asked()
         times = [time.perf_counter_ns()]
         prompt = asked["prompt"]
         if isinstance(prompt, str):
@@ -105,52 +106,18 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         if not asked.get("stream"):
             text = "".join(f" w{tokens.get()}" for _ in range(count))
-            self._answer(_message([{"index": 0, "text": text, "finish_reason": "length"}]) | {"usage": usage})
+            self.answer(message(0, text, "length") | {"usage": usage})
             return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for place in range(count):
-            reason = "length" if place == count - 1 else None
-            choice = {"index": 0, "text": f" w{tokens.get()}", "finish_reason": reason}
-            self._send(json.dumps(_message([choice])))
-            times.append(time.perf_counter_ns())
-        self.times.append(times)
-        if (asked.get("stream_options") or {}).get("include_usage"):
-            self._send(json.dumps(_message([]) | {"usage": usage}))
-        self._send("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
 
-    def _send(self, data: str) -> None:
-        content = f"data: {data}\n\n".encode()
-        self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+        def parts() -> Iterator[dict[str, Any]]:
+            for place in range(count):
+                yield message(0, f" w{tokens.get()}", "length" if place == count - 1 else None)
+                times.append(time.perf_counter_ns())  # it was sent
+            self.times.append(times)
+            if (asked.get("stream_options") or {}).get("include_usage"):
+                yield message(0, None) | {"usage": usage}
 
-    def _answer(self, content: Any) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    """A server with any number of connections; a client may drop them."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-def _message(choices: list[Any]) -> dict[str, Any]:
-    return {"id": "1", "object": "text_completion", "created": 0, "model": NAME, "choices": choices}
+        self.stream(parts())
 
 
 @contextlib.contextmanager
@@ -184,7 +151,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4)
     options = parser.parse_args()
     Handler.generation = Generation(options.source, options.slots)
-    server = Server(("127.0.0.1", 0), Handler)
+    server = completions.Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()

@@ -31,7 +31,8 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
     if not _can_generate(inner):
         return {}
     config = getattr(inner, "config", None)
-    tokens = _tokens(input_shapes)
+    shapes = json.loads(input_shapes) if input_shapes else []
+    tokens = int(shapes[0][0]) * int(shapes[0][1]) if shapes and len(shapes[0]) == 2 else None
     return {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": str(getattr(config, "model_type", None) or type(inner).__name__),
@@ -45,14 +46,6 @@ def _can_generate(model: Any) -> bool:
     with contextlib.suppress(Exception):  # another library's method of that name
         answer = model.can_generate() is True
     return answer
-
-
-def _tokens(input_shapes: str | None) -> int | None:
-    shapes = json.loads(input_shapes) if input_shapes else []
-    if not shapes or len(shapes[0]) != 2:
-        return None
-    batch, sequence = shapes[0]
-    return int(batch) * int(sequence)
 
 
 def padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int, int] | None:

@@ -457,7 +457,8 @@ class _Catalog:
 
 
 def _entry(module: nn.Module, name: str, root: str | None = None) -> _Entry:
-    class_name, is_compiled = type(module).__name__, _is_compiled(module)
+    class_name = type(module).__name__
+    is_compiled = getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
     attributes = {"code.function.name": _text(f"{type(module).__module__}.{type(module).__qualname__}.forward")}
     if root is not None:
         attributes[ROOT] = _text(root)
@@ -501,7 +502,3 @@ def shortened(description: str) -> str:
     description = description[: 4 * MOST_LETTERS].encode("utf-8", "replace").decode()
     line = scrub.scrub_settings(" ".join(description.split()))
     return line if len(line) <= MOST_LETTERS else line[: MOST_LETTERS - 1] + "…"
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -22,7 +22,7 @@ from xsp.errors import PluginError, UsageError  # noqa: E402
 from xsp.schema import Level  # noqa: E402
 from xsp.testing import check_collector  # noqa: E402
 from xsp_collectors import kinetouse  # noqa: E402
-from xsp_collectors.cuda import claim, cupti, cuptitrial, hostclock, injection, libcupti, recordbuffers  # noqa: E402
+from xsp_collectors.cuda import claim, cupti, cuptitrial, libcupti, libraries, recordbuffers, recording  # noqa: E402
 from xsp_collectors.cuda.cupti import CuptiActivities  # noqa: E402
 from xsp_collectors.torchops import TorchOps  # noqa: E402
 
@@ -55,7 +55,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
     monkeypatch.setattr(cupti, "_wait_for_devices", lambda: None)
     monkeypatch.setattr(cuptitrial, "_small_kernel", fake.gemm)
     monkeypatch.setattr(libcupti, "incompatibility", lambda parts: None)
-    monkeypatch.setattr(hostclock.HostClock, "install", lambda self: True)
+    monkeypatch.setattr(recording.HostClock, "install", lambda self: True)
     monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
     return fake
 
@@ -307,21 +307,21 @@ def test_a_forked_child_leaves_cupti_alone(device):
 
 
 def test_the_libraries_are_asked_to_name_their_calls_and_the_environment_is_restored(tmp_path, monkeypatch):
-    monkeypatch.delenv(injection.INJECTION, raising=False)
+    monkeypatch.delenv(libraries.INJECTION, raising=False)
     monkeypatch.setenv("CUBLAS_NVTX_LEVEL", "2")
-    asked = injection.Injection(tmp_path / "libcupti.so.13")
+    asked = libraries.Injection(tmp_path / "libcupti.so.13")
     asked.install(is_too_late=False)
-    assert os.environ[injection.INJECTION] == str(tmp_path / "libcupti.so.13")
+    assert os.environ[libraries.INJECTION] == str(tmp_path / "libcupti.so.13")
     assert (os.environ["CUBLAS_NVTX_LEVEL"], os.environ["CUDNN_NVTX_LEVEL"]) == ("2", "1")
     asked.remove()
-    assert (injection.INJECTION in os.environ, os.environ["CUBLAS_NVTX_LEVEL"]) == (False, "2")
-    late = injection.Injection(tmp_path / "libcupti.so.13")
+    assert (libraries.INJECTION in os.environ, os.environ["CUBLAS_NVTX_LEVEL"]) == (False, "2")
+    late = libraries.Injection(tmp_path / "libcupti.so.13")
     late.install(is_too_late=True)
     assert "CUDA was in use before the profile began" in next(late.notes(calls=0, kernels=3))
 
 
 def test_the_clock_that_cupti_is_given_is_native_and_reads_nanoseconds_since_the_epoch():
-    address = hostclock.now_address()
+    address = recording.now_address()
     if address is None:
         pytest.skip("there is no libstdc++ here")
     before = time.time_ns()

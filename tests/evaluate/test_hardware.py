@@ -11,28 +11,28 @@ pytest.importorskip("torch")
 import standin
 
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, hardware
+from xsp.evaluate import agents
 from xsp.evaluate.manifest import Hardware
 from xsp.launch import models
 
 
 def test_a_manifest_chooses_a_device_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path, monkeypatch, count=2)
-    assert hardware.accelerators() == (standin.PRODUCT, standin.PRODUCT)
+    assert agents.accelerators() == (standin.PRODUCT, standin.PRODUCT)
     for gpu in ("", "none", "None"):
-        assert not hardware.asks_for_device(Hardware(gpu=gpu))
-        assert hardware.torch_name(Hardware(gpu=gpu)) == "cpu"
-    assert hardware.asks_for_device(Hardware(gpu="any"))
-    assert hardware.torch_name(Hardware(gpu="stand-in")) == standin.StandIn(0).torch_name
+        assert not agents.asks_for_device(Hardware(gpu=gpu))
+        assert agents.torch_name(Hardware(gpu=gpu)) == "cpu"
+    assert agents.asks_for_device(Hardware(gpu="any"))
+    assert agents.torch_name(Hardware(gpu="stand-in")) == standin.StandIn(0).torch_name
     with pytest.raises(ManifestError, match=r"hardware.gpu: 'H200' is required, here are Stand-in 1, Stand-in 1"):
-        hardware.torch_name(Hardware(gpu="H200"))
+        agents.torch_name(Hardware(gpu="H200"))
     note = "evaluated on the processor, not on Stand-in 1: hardware: {gpu: any} chooses the device"
-    assert hardware.processor_note(Hardware()) == [note]
-    assert hardware.processor_note(Hardware(gpu="none")) == hardware.processor_note(Hardware(gpu="any")) == []
+    assert agents.processor_note(Hardware()) == [note]
+    assert agents.processor_note(Hardware(gpu="none")) == agents.processor_note(Hardware(gpu="any")) == []
     monkeypatch.setenv(standin.VARIABLE, '{"count": 0}')
-    assert hardware.processor_note(Hardware()) == []
+    assert agents.processor_note(Hardware()) == []
     with pytest.raises(ManifestError, match="'any' is required, here are none"):
-        hardware.torch_name(Hardware(gpu="any"))
+        agents.torch_name(Hardware(gpu="any"))
 
 
 def test_agents_and_models_ask_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from xsp.errors import ManifestError
 from xsp.evaluate import reading, results, running
 from xsp.evaluate.agents import Options
 from xsp.evaluate.web import app
-from xsp.evaluate.web.answers import without_paths
+from xsp.evaluate.web.routes import without_paths
 
 GOOD, BAD = "aaaaaaaaaaaa-0001", "bbbbbbbbbbbb-0001"
 SECRET = "root-of-all-secrets"

@@ -22,7 +22,7 @@ from evaluations import FACTS, PROGRAM, show_nothing
 from fastapi.testclient import TestClient
 
 from xsp import terminal
-from xsp.cli import evaluate_leaderboard
+from xsp.cli import evaluate
 from xsp.errors import ManifestError
 from xsp.evaluate import agents, reading, results, running, standings, tables, transports
 from xsp.evaluate.agents import Options
@@ -191,7 +191,7 @@ def test_what_orders_the_leaderboard_is_in_it_with_its_unit(by: str, made: Path,
 
 def test_every_order_of_the_leaderboard_is_one_of_the_command_and_of_the_page() -> None:
     page = (Path(app.__file__).parent / "assets" / "results.js").read_text(encoding="utf-8")
-    assert set(evaluate_leaderboard.ORDER_KEYS) == set(tables.ORDER_HEADINGS)
+    assert set(evaluate.ORDER_KEYS) == set(tables.ORDER_HEADINGS)
     assert all(f'["{by}", ' in page for by in tables.ORDER_HEADINGS)
     assert "leaderboard.column" in page
     assert "row.ordered" in page

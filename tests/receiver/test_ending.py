@@ -16,8 +16,7 @@ from servicespans import of_service
 import xsp
 from xsp import rundir, table
 from xsp.receiver import journal
-from xsp.receiver.commits import GroupCommit
-from xsp.receiver.journal import RunWriter
+from xsp.receiver.journal import GroupCommit, RunWriter
 
 PATIENCE_S = 60
 

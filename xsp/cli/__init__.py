@@ -1,6 +1,7 @@
 """The `xsp` command: one file per command, without logic.
 
-A command is a module with `SUMMARY`, a docstring that is its help, `arguments(parser)` and `run(options)`.
+A command is a module with `SUMMARY`, a docstring that is its help, `arguments(parser)` and `run(options)`. One with
+subcommands names them in `PARTS`: classes with the same members.
 Only here do errors become exit codes: 2 if xsp cannot do something, with one line that says why and what to do.
 """
 
@@ -12,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any, NoReturn
 
 from xsp import clock, plugins
@@ -167,8 +169,8 @@ def names() -> tuple[str, ...]:
     return (*COMMANDS, *(name for name in plugins.names(plugins.COMMANDS) if name not in COMMANDS))
 
 
-def _parts(name: str) -> Mapping[str, str]:
-    """Return the subcommands of a command, with their modules."""
+def _parts(name: str) -> Mapping[str, Any]:
+    """Return the subcommands of a command by name."""
     try:
         return getattr(_command(name), "PARTS", {})
     except PluginError:
@@ -176,14 +178,14 @@ def _parts(name: str) -> Mapping[str, str]:
 
 
 def _command(name: str) -> Any:
-    """Return the module of a command; for `predict fit`, the module of the subcommand.
+    """Return the module of a command; for `predict fit`, the class of the subcommand.
 
     Raises:
         PluginError: it comes from an entry point, and cannot be used.
     """
     name, _, part = name.partition(" ")
     if part:
-        return import_module(_parts(name)[part])
+        return _parts(name)[part]
     if name in COMMANDS:
         return import_module(f"xsp.cli.{name}_" if keyword.iskeyword(name) else f"xsp.cli.{name}")
     return plugins.command(name)
@@ -220,7 +222,7 @@ def _parser(selected: str | None = None) -> argparse.ArgumentParser:
         entry = commands.add_parser(
             name,
             help=command.SUMMARY,
-            description=command.__doc__,
+            description=cleandoc(command.__doc__ or ""),
             formatter_class=_Help,
         )
         command.arguments(entry)

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if args.history:
         history = records.history(this_machine)
         if args.format == "json":
-            progress.write(json.dumps(asdict(history), indent=2) + "\n")
+            progress.write_json(asdict(history))
         else:
             progress.echo(text.history_text(history))
         return 0

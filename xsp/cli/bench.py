@@ -30,7 +30,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -197,14 +196,8 @@ def _fill(args: argparse.Namespace, timings: Timings, seconds: float, device: De
     plan.check_names(variants, () if args.runtime is None else (args.runtime,))
     graph = graphs.of(
         args.missing_of or args.source,
-        batch=args.batch,
-        train=args.train,
+        **options.step_options(args),
         seed=args.seed,
-        shape=options.shape(args.input),
-        sequence=args.sequence,
-        prefill=args.prefill,
-        decode=args.decode,
-        sizes=args.size,
         device=args.device if "device" in sources.supported_options(args.missing_of or args.source) else None,
     )
     pairs = [
@@ -379,6 +372,6 @@ def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 
 def _show(args: argparse.Namespace, document: Section, content: Any, most_rows: int = 12) -> None:
     if args.format == "json":
-        progress.write(json.dumps(content, indent=2) + "\n")
+        progress.write_json(content)
     else:
         progress.echo(terminal.page(document, most_rows=most_rows))

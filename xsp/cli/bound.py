@@ -22,7 +22,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from xsp.cli import options, progress
 from xsp.errors import UsageError
 
 if TYPE_CHECKING:
-    from xsp.bound import Bound
+    pass
 
 SUMMARY = "estimate the least time of a step call by call, and explain the rest"
 
@@ -155,27 +154,22 @@ def run(args: argparse.Namespace) -> int:
             **_step_options(args),
         )
     if args.phases:
-        return _phases(args, bound)
+        from xsp import terminal
+        from xsp.bound import phases, phasestext
+
+        training = phases.of(bound)
+        if args.format == "json":
+            progress.write_json(phasestext.as_json(training))
+        else:
+            progress.echo(terminal.page(phasestext.section(training, args.source, _repeated_options(args))))
+        return 0
     if args.html is not None:
         html.write_sections(args.html, f"Least time of {bound.graph.name}", [section.section(bound)])
     section.write_section(bound, args.run or args.source)
     if args.format == "json":
-        progress.write(json.dumps(text.as_json(bound), indent=2) + "\n")
+        progress.write_json(text.as_json(bound))
     else:
         progress.echo(text.page(bound, args.source, args.partial, _repeated_options(args)))
-    return 0
-
-
-def _phases(args: argparse.Namespace, bound: Bound) -> int:
-    """Show a training step by its phases and layers."""
-    from xsp import terminal
-    from xsp.bound import phases, phasestext
-
-    training = phases.of(bound)
-    if args.format == "json":
-        progress.write(json.dumps(phasestext.as_json(training), indent=2) + "\n")
-    else:
-        progress.echo(terminal.page(phasestext.section(training, args.source, _repeated_options(args))))
     return 0
 
 
@@ -208,13 +202,7 @@ def _step_options(args: argparse.Namespace) -> dict[str, Any]:
         "timings": args.timings,
         "like": args.like,
         "threads": args.threads,
-        "batch": args.batch,
-        "train": args.train,
-        "shape": options.shape(args.input),
-        "sequence": args.sequence,
-        "prefill": args.prefill,
-        "decode": args.decode,
-        "sizes": args.size,
+        **options.step_options(args),
     }
 
 
@@ -236,7 +224,7 @@ def _curve(args: argparse.Namespace) -> int:
         html.write_sections(args.html, f"{curve.graph.name} from its blocks", [curvetext.section(curve)])
     curvetext.write_section(curve, args.run or args.source)
     if args.format == "json":
-        progress.write(json.dumps(curvetext.as_json(curve), indent=2) + "\n")
+        progress.write_json(curvetext.as_json(curve))
     else:
         progress.echo(curvetext.page(curve, args.source, _repeated_options(args)))
     return 0
@@ -275,7 +263,7 @@ def _language(args: argparse.Namespace) -> int:
     if args.html is not None:
         html.write_sections(args.html, f"{result.name} by length", [languagetext.section(result)])
     if args.format == "json":
-        progress.write(json.dumps(languagetext.as_json(result), indent=2) + "\n")
+        progress.write_json(languagetext.as_json(result))
     else:
         # what is timed on the processor has no quoted peak rates
         names = [name for name in _REPEATED_OPTIONS if name != "device" or result.settings.get("device")]

@@ -28,7 +28,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import os.path
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         from xsp.graph.measures import as_json
 
-        progress.write(json.dumps(as_json(graph), indent=2) + "\n")
+        progress.write_json(as_json(graph))
     else:
         from xsp import terminal
         from xsp.graph import section
@@ -180,17 +179,7 @@ def _graph(args: argparse.Namespace, source: Any, compared_source: str | None = 
     """Return the graph of a source, without the options that only the compared source (`compared_source`) takes."""
     from xsp.graph import sources
 
-    settings = {
-        "batch": args.batch,
-        "train": args.train,
-        "shape": options.shape(args.input),
-        "sequence": args.sequence,
-        "prefill": args.prefill,
-        "decode": args.decode,
-        "sizes": args.size,
-        "by": method,
-        "device": args.device,
-    }
+    settings = {**options.step_options(args), "by": method, "device": args.device}
     unsupported = (
         sources.supported_options(compared_source) - sources.supported_options(source) - {"by"}
         if compared_source is not None
@@ -210,7 +199,7 @@ def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
     if args.save is not None:
         result.graph.save(args.save)
     if args.format == "json":
-        progress.write(json.dumps(rewrite.as_json(result), indent=2) + "\n")
+        progress.write_json(rewrite.as_json(result))
     else:
         progress.echo(terminal.page(rewrite.section(result)))
     return 0
@@ -223,7 +212,7 @@ def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
 
     result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
     if args.format == "json":
-        progress.write(json.dumps(result.as_json(), indent=2) + "\n")
+        progress.write_json(result.as_json())
     else:
         progress.echo(terminal.page(difference.section(result)))
     return 0
@@ -250,7 +239,7 @@ def _corpus(args: argparse.Namespace) -> int:
         return INTERRUPTED
     failed = [row for row in rows if "error" in row]
     if args.format == "json":
-        progress.write(json.dumps(rows, indent=2) + "\n")
+        progress.write_json(rows)
         return 0
     for row in failed:
         progress.echo(f"{row['spec']}: {row['error']}")
@@ -284,7 +273,7 @@ def _show_shared_layers(args: argparse.Namespace) -> int:
     if args.html is not None:
         html.write_sections(args.html, Path(args.source).resolve().name, [corpustext.section(shared)])
     if args.format == "json":
-        progress.write(json.dumps(corpustext.as_json(shared), indent=2) + "\n")
+        progress.write_json(corpustext.as_json(shared))
     else:
         progress.echo(terminal.page(corpustext.section(shared)))
     return 0
@@ -310,7 +299,7 @@ def _show_correlation(args: argparse.Namespace, patterns: Sequence[str]) -> int:
         html.write_sections(args.html, title, correlatetext.sections(groups, notes, [*holes, *omitted]))
     if args.format == "json":
         content = {"groups": correlate.as_json(groups), "notes": notes, "holes": [*holes, *omitted]}
-        progress.write(json.dumps(content, indent=2) + "\n")
+        progress.write_json(content)
     else:
         progress.echo(correlatetext.page(groups, notes, [*holes, *omitted]))
     return 0

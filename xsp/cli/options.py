@@ -453,6 +453,19 @@ def model_settings(args: argparse.Namespace, batch: int) -> models.Settings:
     )
 
 
+def step_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that say which step of a model is looked at, as the functions that build one take them."""
+    return {
+        "batch": args.batch,
+        "train": args.train,
+        "shape": shape(args.input),
+        "sequence": args.sequence,
+        "prefill": args.prefill,
+        "decode": args.decode,
+        "sizes": args.size,
+    }
+
+
 def recording_settings(args: argparse.Namespace, name: str) -> Settings:
     """Return the settings for recording the run, from its options and possibly those of sampling.
 

@@ -27,7 +27,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,14 +37,14 @@ from xsp.errors import UsageError
 from xsp.texts import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
+    from xsp.predict.configurations import Factor
+    from xsp.predict.crossvalidation import Evaluation
     from xsp.predict.recorded import RecordedStep
-    from xsp.predict.training import Job, Straggler
+    from xsp.predict.training import Job
     from xsp.run import Machine
 
 SUMMARY = "predict the time of a training step on N ranks"
 
-PARTS = {"fit": "xsp.cli.predict_fit", "at": "xsp.cli.predict_at", "next": "xsp.cli.predict_next"}
-"""Modules of the subcommands, by name; a run with such a name is typed as ./fit."""
 
 ALGORITHMS = ("auto", "ring", "double-tree", "halving-doubling", "recursive-doubling", "binary-tree")
 
@@ -253,7 +252,7 @@ def run(args: argparse.Namespace) -> int:
         files = scaling.to_chakra(prediction, args.chakra)
         progress.warn(f"xsp: {files:,} traces in {args.chakra}")
     if args.format == "json":
-        progress.write(json.dumps(text.as_json(prediction), indent=2, allow_nan=False) + "\n")
+        progress.write_json(text.as_json(prediction))
     else:
         progress.echo(text.page(prediction))
     return 0
@@ -309,16 +308,281 @@ def _configure(args: argparse.Namespace, original: RecordedStep, machine: Machin
 
             reading, source = measured.read_time(Timings.open(args.timings), reading)
         step = step.with_loader(reading, decode_s, workers, source)
+    from xsp.predict.training import SlowRanks, Straggler
+
     job = Job(
         1, link, Algorithm(args.algorithm), args.bucket, step.plan if args.bucket is None else None,
         accumulate=args.accumulate or step.accumulated_batches, sharded=args.sharded,
-        straggler=_straggler(args.straggler),
+        straggler=Straggler(args.straggler[0], SlowRanks(args.straggler[1])),
         ranks_per_link=args.on_link, ranks_per_disk=args.on_disk, compress=args.compress,
     )  # fmt: skip
     return step, job
 
 
-def _straggler(args: tuple[float, str]) -> Straggler:
-    from xsp.predict.training import SlowRanks, Straggler
+def names(text: str) -> tuple[str, ...]:
+    """Return names of columns: batch,threads."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
-    return Straggler(args[0], SlowRanks(args[1]))
+
+def count(text: str) -> int:
+    """Return the number of resampled fits: at least 20, so that there are percentiles."""
+    if not (text.isascii() and text.isdigit() and 20 <= int(text) <= 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 20 to 10000")
+    return int(text)
+
+
+MOST_POINTS = 1_000
+
+
+def factor_values(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a factor and its values: batch=64,128."""
+    name, equals, values = text.partition("=")
+    parts = tuple(part.strip() for part in values.split(","))
+    if not name.strip() or not equals or not all(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FACTOR=VALUE, such as batch=64 or batch=64,128")
+    return name.strip(), parts
+
+
+def combinations(fit: Evaluation, values: list[tuple[str, tuple[str, ...]]]) -> list[dict[str, float | str]]:
+    """Return all combinations of the given values; a factor with only one recorded value may be omitted.
+
+    Raises:
+        UsageError: a name is given twice, a value is not a number, or there are too many combinations.
+    """
+    from itertools import product
+    from math import prod
+
+    from xsp.errors import UsageError
+
+    names = [name for name, _ in values]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{repeated} is given twice: write {repeated}=A,B for several values")
+    if prod(len(texts) for _, texts in values) > MOST_POINTS:
+        raise UsageError(f"more than {MOST_POINTS:,} combinations: give fewer values")
+    factors = {factor.name: factor for factor in fit.table.factors}
+    parsed = [_values(name, texts, factors.get(name)) for name, texts in values]
+    constants: dict[str, float | str] = {
+        factor.name: factor.low if factor.is_numeric else factor.levels[0]
+        for factor in factors.values()
+        if (factor.low == factor.high if factor.is_numeric else len(factor.levels) == 1)
+    }
+    return [{**constants, **dict(zip(names, combination, strict=True))} for combination in product(*parsed)]
+
+
+def _values(name: str, texts: tuple[str, ...], factor: Factor | None) -> list[float | str]:
+    """Return the values of a factor; a recorded text may have commas itself (`layers=64,64`)."""
+    if factor is not None and factor.is_numeric:
+        return [_value(factor, text) for text in texts]
+    levels = () if factor is None else factor.levels
+    matches = [level for level in levels if tuple(part.strip() for part in level.split(",")) == texts]
+    return [*(matches[:1] or texts)]
+
+
+def _value(factor: Factor, text: str) -> float:
+    """Return a number in the unit of a factor; it may have that unit, or one that can be converted to it."""
+    from xsp.errors import UsageError
+    from xsp.predict import quantities
+
+    found = quantities.quantity(text)
+    scales = quantities.scales({found.unit, factor.unit}) if found is not None and found.unit else None
+    if found is None or (found.unit and (scales is None or not factor.unit)):
+        unit = f", or one with a unit such as {factor.unit}" if factor.unit else ""
+        raise UsageError(f"{factor.name}={text} is not a number above 0{unit}")
+    return found.number * (scales[found.unit] / scales[factor.unit] if scales else 1.0)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds, at least 0."""
+    value = parse_seconds(text)
+    if value is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+class Fit:
+    """Fit a model of step times to recorded configurations, and test it on held-out configurations.
+
+    Sources are tables (CSV, JSON, Parquet; a row for each configuration, with a column of times) and runs. The model is
+    t = (Σ a·I^p) · (Π E^q) + C: intrinsic columns are added up, all others multiply. It is used only if its error on
+    held-out groups of configurations is below that of each baseline, such as the nearest configuration, a power law or
+    ridge regression; otherwise the best baseline is used. The fit is kept in a file for `xsp predict at` and
+    `xsp predict next`.
+
+    examples:
+      xsp predict fit table.csv --time step_ms
+      xsp predict fit table.csv --intrinsic filters,kernel --extrinsic batch,threads
+      xsp predict fit table.parquet --each model --group machine
+      xsp predict fit runs/sweep-1 runs/sweep-2 --extrinsic batch,threads
+    """
+
+    SUMMARY = "fit step times to recorded configurations"
+
+    @staticmethod
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the command's options."""
+        parser.add_argument("sources", nargs="+", metavar="SOURCE", help="tables and runs; directories hold runs")
+        parser.add_argument(
+            "--time", metavar="COLUMN", help="column of times (default: step_s, step_ms, seconds, ms, …)"
+        )
+        parser.add_argument(
+            "--unit", choices=("s", "ms", "us", "ns"), help="unit of the times (default: the end of the column's name)"
+        )
+        parser.add_argument("--intrinsic", type=names, default=(), metavar="A,B", help="columns that are added up")
+        parser.add_argument(
+            "--extrinsic", type=names, default=(), metavar="A,B", help="columns that multiply (default: all others)"
+        )
+        parser.add_argument(
+            "--category", type=names, default=(), metavar="A,B", help="columns whose numbers are categories"
+        )
+        parser.add_argument("--each", metavar="COLUMN", help="fit a separate model for each value of this category")
+        parser.add_argument(
+            "--group", type=names, default=(), metavar="A,B",
+            help="rows equal in these are held out together (default: equal configurations)"
+        )  # fmt: skip
+        parser.add_argument(
+            "--resamples",
+            type=count,
+            default=200,
+            metavar="N",
+            help="number of resampled fits for intervals (default: 200)",
+        )
+        parser.add_argument(
+            "--seed", type=int, default=0, metavar="N", help="seed of search and resampling (default: 0)"
+        )
+        parser.add_argument(
+            "-o", "--out", type=Path, metavar="FILE", help="where the fit is kept (default: xsp-fit.json)"
+        )
+        options.add_format_option(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Fit a model, judge it, store it, and print it."""
+        from dataclasses import replace
+
+        from xsp.errors import UsageError
+        from xsp.predict import configurations, crossvalidation, fitfile, fittext, fromruns
+
+        if args.seed < 0:
+            raise UsageError(f"--seed {args.seed}: give a number of 0 or more")
+        path = args.out or Path(fitfile.NAME)
+        fitfile.check(path)  # before a fit, which takes long
+        options.check_writable(path)
+        rows, omitted = fromruns.rows(args.sources)
+        factor_columns = (*args.intrinsic, *args.extrinsic)
+        required = (*factor_columns, *((args.each,) if args.each else ()))
+        columns, notes = (required if factor_columns else ()), list(omitted)
+        if required and not args.extrinsic:  # columns that are not named multiply
+            full_table = configurations.of_rows(rows, args.time, args.unit, (), args.category, args.group)
+            columns = tuple(
+                dict.fromkeys((*factor_columns, *(factor.name for factor in full_table.factors), *required))
+            )
+            notes = [*full_table.notes, *notes]
+        table = configurations.of_rows(rows, args.time, args.unit, columns, args.category, args.group)
+        table = replace(table, notes=tuple(dict.fromkeys((*table.notes, *notes))))
+        split = crossvalidation.split_of(table, args.intrinsic, args.extrinsic, args.each)
+        fit = crossvalidation.judge(table, split, args.seed, args.resamples)
+        fitfile.write(fit, path)
+        if args.format == "json":
+            progress.write_json(fittext.as_json(fit))
+        else:
+            progress.echo(f"{fittext.page(fit)}\nkept in {path}")
+        return 0
+
+
+class At:
+    """Predict how long a step takes in configurations that were not recorded, from a fit of `xsp predict fit`.
+
+    Give each factor of the fit one value or several. The interval comes from resampled fits and the errors of held-out
+    configurations. Configurations outside the recorded ranges are marked as extrapolated.
+
+    examples:
+      xsp predict at batch=64 threads=2
+      xsp predict at batch=64,128,256 threads=1,2
+      xsp predict at batch=64 threads=2 --fit cnn.json --format json
+    """
+
+    SUMMARY = "predict the time of other configurations from a fit"
+
+    @staticmethod
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the command's options."""
+        parser.add_argument(
+            "values", nargs="+", type=factor_values, metavar="FACTOR=VALUE", help="a factor with one value or several"
+        )
+        options.add_fit_option(parser)
+        options.add_format_option(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Predict the configurations, and print the predictions."""
+        from xsp.predict import crossvalidation, fitfile, fittext
+
+        fit = fitfile.read(args.fit or Path(fitfile.NAME))
+        predictions = crossvalidation.predict(fit, combinations(fit, args.values))
+        if args.format == "json":
+            progress.write_json(fittext.points_json(fit, predictions))
+        else:
+            progress.echo(fittext.points_text(fit, predictions))
+        return 0
+
+
+class Next:
+    """Propose configurations to record next: those that reduce the uncertainty of a fit most for the time they take.
+
+    Candidates are the combinations of recorded values that were not recorded. With FACTOR=VALUE for each factor, the
+    uncertainty of this one configuration counts.
+
+    examples:
+      xsp predict next
+      xsp predict next --count 10 --steps 50 --start 20
+      xsp predict next batch=512 threads=2 --fit cnn.json
+    """
+
+    SUMMARY = "propose configurations to record next"
+
+    @staticmethod
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        """Add the command's options."""
+        parser.add_argument(
+            "values", nargs="*", type=factor_values, metavar="FACTOR=VALUE", help="the configuration to predict"
+        )
+        options.add_fit_option(parser)
+        parser.add_argument(
+            "--count", type=options.positive_int, default=5, metavar="N", help="number of proposals (default: 5)"
+        )
+        parser.add_argument(
+            "--steps", type=options.positive_int, default=100, metavar="N", help="steps per recording (default: 100)"
+        )
+        parser.add_argument(
+            "--start", type=seconds, default=5.0, metavar="SECONDS", help="start-up time of each recording (default: 5)"
+        )
+        options.add_format_option(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        """Choose configurations, and print them."""
+        from xsp.errors import UsageError
+        from xsp.predict import fitfile, fittext, nextrun
+
+        fit = fitfile.read(args.fit or Path(fitfile.NAME))
+        point = None
+        if args.values:
+            points = combinations(fit, args.values)
+            if len(points) > 1:
+                raise UsageError("xsp predict next takes one configuration: one value for each factor")
+            point = points[0]
+        proposals = nextrun.choose(fit, min(args.count, 1_000), point, args.steps, args.start)
+        if args.format == "json":
+            progress.write_json(fittext.proposals_json(fit, proposals))
+        else:
+            progress.echo(fittext.proposals_text(fit, proposals, point))
+        return 0
+
+
+PARTS: dict[str, Any] = {
+    "fit": Fit,
+    "at": At,
+    "next": Next,
+}
+"""Subcommands by name; a run with such a name is typed as ./fit."""

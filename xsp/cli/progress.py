@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xsp import clock
 from xsp.run import MISSING
@@ -59,9 +60,23 @@ def terminal_width() -> int:
     return 80
 
 
+def list_parts(command: str, parts: Mapping[str, Any]) -> int:
+    """Print the subcommands of a command that does nothing without one, and return the exit code for that."""
+    echo(f"xsp {command} is several commands; each has its --help:")
+    width = max(map(len, parts))
+    for name, part in parts.items():
+        echo(f"  xsp {command} {name:<{width}} {part.SUMMARY}")
+    return 2
+
+
 def write(content: str) -> None:
     """Write a table to stdout: to a terminal without control characters, to a pipe or a file unchanged."""
     sys.stdout.write(plain_lines(content) if sys.stdout.isatty() else content)
+
+
+def write_json(content: Any) -> None:
+    """Write a result for programs to stdout."""
+    write(json.dumps(content, indent=2) + "\n")
 
 
 @contextmanager

@@ -40,7 +40,18 @@ def decode(data: bytes | Array, color_mode: str = "RGB", decoder: str = "pillow"
     if isinstance(data, np.ndarray):
         image = data
     elif decoder == "torchvision":
-        image = _decode_with_torchvision(data)
+        try:
+            import torch
+            from torchvision.io import ImageReadMode, decode_image
+        except ImportError as error:
+            raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
+        with _open_image(data):
+            pass  # torchvision has no way to read the size without decoding
+        try:
+            pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+        except RuntimeError as error:
+            raise ManifestError(f"decode: torchvision cannot read it ({first_line(error)[:120]})") from error
+        image = np.asarray(pixels.permute(1, 2, 0).numpy())
     elif decoder in ("pillow", "pillow-half"):
         image = _decode_with_pillow(data, decoder == "pillow-half")
     else:
@@ -470,21 +481,6 @@ def _decode_with_pillow(data: bytes, at_half_size: bool) -> Array:
         if at_half_size:
             image.draft("RGB", (max(1, image.width // 2), max(1, image.height // 2)))
         return np.asarray(image.convert("RGB"))
-
-
-def _decode_with_torchvision(data: bytes) -> Array:
-    try:
-        import torch
-        from torchvision.io import ImageReadMode, decode_image
-    except ImportError as error:
-        raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
-    with _open_image(data):
-        pass  # torchvision has no way to read the size without decoding
-    try:
-        pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ManifestError(f"decode: torchvision cannot read it ({first_line(error)[:120]})") from error
-    return np.asarray(pixels.permute(1, 2, 0).numpy())
 
 
 def _resize_with_pillow(image: Array, target: tuple[int, int], method: str) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 
 from xsp import models
 from xsp.errors import ManifestError, ModelError, first_line
-from xsp.evaluate import agents, hardware, sharing
+from xsp.evaluate import agents, sharing
 from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
@@ -124,7 +124,7 @@ class Torch:
         dtype = getattr(torch, model.precision)
         drawn: list[str] = []
         notes: list[str] = []
-        device = hardware.torch_name(manifest.hardware)
+        device = agents.torch_name(manifest.hardware)
         if model.share:
             module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
@@ -144,7 +144,7 @@ class Torch:
             module = module.to(dtype)
         if drawn:
             notes.append(drawn_note(drawn))
-        notes = [*notes, *hardware.processor_note(manifest.hardware)]
+        notes = [*notes, *agents.processor_note(manifest.hardware)]
         return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
@@ -376,7 +376,7 @@ class Onnx:
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads
-        on_gpu = hardware.asks_for_device(manifest.hardware)
+        on_gpu = agents.asks_for_device(manifest.hardware)
         if on_gpu and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise ManifestError("hardware.gpu: this ONNX Runtime has no CUDA: pip install onnxruntime-gpu")
         providers = [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"]

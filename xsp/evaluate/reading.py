@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,9 +119,19 @@ def _read_text(path: Path, folder: Path | None = None) -> yamltext.Text:
 
 def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
     lines = []
-    problems = _of_chosen_branches(error.errors(include_url=False, include_context=False))
+    # without the problems that a mapping is no text, if it may also be a mapping
+    problems = [
+        each
+        for each in error.errors(include_url=False, include_context=False)
+        if not (_is_of_text(each["loc"]) and isinstance(each["input"], dict))
+    ]
     for problem in problems[:MOST_ERRORS]:
-        path = tuple(part for part in problem["loc"] if not _is_union_branch(part))
+        # pydantic marks the branch of a union by the name of its type in an error's location
+        path = tuple(
+            part
+            for part in problem["loc"]
+            if not (isinstance(part, str) and part in ("Function", *_TEXTS, "dict[str,any]", "dict[str,Any]"))
+        )
         location = f"{text.location(path)}: " if text is not None else ""
         field = ".".join(map(str, path))
         message = str(problem["msg"]).removeprefix("Value error, ")
@@ -132,18 +141,8 @@ def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
     return "\n".join(lines)
 
 
-def _is_union_branch(part: str | int) -> bool:
-    """Return whether a part of an error's location is the type name by which pydantic marks the branch of a union."""
-    return isinstance(part, str) and part in ("Function", *_TEXTS, "dict[str,any]", "dict[str,Any]")
-
-
 _TEXTS = ("str", "constrained-str")
 """Names of branches of texts."""
-
-
-def _of_chosen_branches(problems: Sequence[Any]) -> list[Any]:
-    """Return the problems without those that a mapping is no text, if it may also be a mapping."""
-    return [each for each in problems if not (_is_of_text(each["loc"]) and isinstance(each["input"], dict))]
 
 
 def _is_of_text(location: tuple[str | int, ...]) -> bool:

@@ -21,7 +21,6 @@ from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError, first_line
 from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
-from xsp.evaluate import hardware as requested
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.generation import measuring as generation
 from xsp.evaluate.generation import timing
@@ -173,11 +172,12 @@ def _evaluate_predictions(
         batch = prepared.batch(0, _inputs(manifest.scenario, manifest.scenario.sizes[0]))
         predictor, handle = prepared.predictor, prepared.handle
         extra_notes = extras.write(staging, manifest, folder, predictor, handle, batch, options, progress)
+        explanation = constant(measurements.outputs)
         notes = [
             *getattr(handle, "notes", ()),
             *(note for function in prepared.functions.values() for note in function.notes()),
             *prepared.samples.notes,
-            *_constant_notes(measurements.outputs),
+            *([f"the outputs are constant, so comparing them is meaningless: {explanation}"] if explanation else []),
             *_search_notes(measurements.search_result),
             *extra_notes,
         ]
@@ -450,11 +450,6 @@ def _accuracy(manifest: Manifest, prepared: PreparedModel, progress: Progress) -
     return dict(labelled.of(manifest, samples.labels, samples.classes, first_output))
 
 
-def _constant_notes(outputs: Mapping[str, Array]) -> list[str]:
-    explanation = constant(outputs)
-    return [f"the outputs are constant, so comparing them is meaningless: {explanation}"] if explanation else []
-
-
 def _measure_parts(
     manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
 ) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, RequestUsage]]:
@@ -464,7 +459,7 @@ def _measure_parts(
         return {scenario.batch: _measure_cold_starts(manifest, folder, served, progress)}, None, {}
     by_batch = {}
     used: dict[int, RequestUsage] = {}
-    counter = None if simulated else requested.device_of(manifest.hardware).energy_joules
+    counter = None if simulated else agents.device_of(manifest.hardware).energy_joules
     untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
@@ -486,7 +481,16 @@ def _measure_parts(
         label = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         if scenario.driver == "loadgen":
             progress(f"{label}, by LoadGen", 0, scenario.requests)
-            by_batch[batch] = _drive_with_loadgen(scenario, serve)
+            by_batch[batch] = loadgen.drive_loadgen(
+                scenario.kind,
+                serve,
+                scenario.requests,
+                scenario.rate,
+                streams=scenario.streams,
+                seed=scenario.seed,
+                latency_ns=round(1e6 * scenario.latency_ms) if scenario.latency_ms else None,
+                share=scenario.percentile / 100,
+            ).requests
         else:
             by_batch[batch] = drive(
                 schedule(scenario, batch), serve, clock=clock,
@@ -501,14 +505,6 @@ def _measure_parts(
             None if joules is None or after is None else (after - joules) / int(by_batch[batch].batch.sum()),
         )
     return by_batch, None, used
-
-
-def _drive_with_loadgen(scenario: Scenario, serve: Callable[[int, int], None]) -> Requests:
-    """Return the requests that MLPerf's LoadGen issued."""
-    return loadgen.drive_loadgen(
-        scenario.kind, serve, scenario.requests, scenario.rate, streams=scenario.streams, seed=scenario.seed,
-        latency_ns=round(1e6 * scenario.latency_ms) if scenario.latency_ms else None, share=scenario.percentile / 100,
-    ).requests  # fmt: skip
 
 
 MOST_PROBES = 15

@@ -163,12 +163,14 @@ def _configuration_hash(source: str) -> str:
 
 def _unfilled_hash(built: ModelCall) -> str:
     """Return a hash of what `attach` does not fill: buffers outside the state dict, integer inputs except tokens."""
+    import torch
+
     persistent = built.model.state_dict()
     buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
     digest = hashlib.sha256()
     for name, tensor in {**buffers, **_integer_inputs(built)}.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(_byte_type()).numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -178,9 +180,3 @@ def _integer_inputs(built: ModelCall) -> Mapping[str, Any]:
         name: tensor for name, tensor in inputs.items()
         if hasattr(tensor, "is_floating_point") and not tensor.is_floating_point() and not name.endswith("input_ids")
     }  # fmt: skip
-
-
-def _byte_type() -> Any:
-    import torch
-
-    return torch.uint8

@@ -201,23 +201,15 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, (float, Decimal)):
-        return _short(float(value)) if math.isfinite(value) else None
+        # nine significant digits: more would exceed the precision of measurements and cost bytes
+        return float(f"{float(value):.9g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return _mapping(value, depth)
+        if depth >= MOST_DEPTH:
+            return cut(str(dict(value)))
+        return {cut(str(key)): clean(element, depth + 1) for key, element in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [clean(element, depth + 1) for element in value] if depth < MOST_DEPTH else cut(str(value))
     return cut(value if isinstance(value, str) else str(value))
-
-
-def _short(value: float) -> float:
-    """Return a number with nine significant digits: more would exceed the precision of measurements and cost bytes."""
-    return float(f"{value:.9g}")
-
-
-def _mapping(value: Mapping[Any, Any], depth: int) -> Any:
-    if depth >= MOST_DEPTH:
-        return cut(str(dict(value)))
-    return {cut(str(key)): clean(element, depth + 1) for key, element in value.items()}
 
 
 def limit_items(value: Any, depth: int = 0) -> Any:

@@ -51,7 +51,11 @@ class Places:
             path = Path(source).expanduser()
             if not path.exists():
                 raise UsageError(f"{source}: there is no such file or directory")
-            self._roots[_unique_name(str(path.name or path), self._roots)] = Path(os.path.realpath(path))
+            name = str(path.name or path)
+            candidate, number = name, 2
+            while candidate in self._roots:
+                candidate, number = f"{name}-{number}", number + 1
+            self._roots[candidate] = Path(os.path.realpath(path))
 
     def all(self) -> list[Readable]:
         """Return the runs and traces that exist now, at most `MOST_LISTED`."""
@@ -71,7 +75,15 @@ class Places:
             TraceError: a link in the run leads outside these places.
         """
         if request is None:
-            return self._single()
+            places = self.all()
+            if len(places) == 1:
+                self._check_inside(places[0].path, places[0].path)
+                return places[0]
+            raise UsageError(
+                f"which run? {', '.join(place.name for place in places[:8])}{', …' if len(places) > 8 else ''}"
+                if places
+                else "there is no run in what this server may read"
+            )
         if "\0" in request or len(request) > 4096:
             raise UsageError("run: not the name of a run; `runs` lists them")
         for candidate in self._candidates(request):
@@ -83,17 +95,6 @@ class Places:
         names = [place.name for place in self.all()]
         hint = nearest(request, names) or (f"; there are {', '.join(names[:8])}" if names else "")
         raise UsageError(f"{request[:200]!r} is not a run that this server may read{hint}")
-
-    def _single(self) -> Readable:
-        places = self.all()
-        if len(places) == 1:
-            self._check_inside(places[0].path, places[0].path)
-            return places[0]
-        raise UsageError(
-            f"which run? {', '.join(place.name for place in places[:8])}{', …' if len(places) > 8 else ''}"
-            if places
-            else "there is no run in what this server may read"
-        )
 
     def _candidates(self, request: str) -> Iterator[str]:
         """Yield the paths that a request may mean: below a named place, absolute, or relative to any place."""
@@ -120,14 +121,6 @@ class Places:
                 entry = os.path.join(folder, name)
                 if os.path.islink(entry) and not _is_within(Path(os.path.realpath(entry)), root):
                     raise TraceError(f"{path.name}: {name} is a link that leads out of what was named at the start")
-
-
-def _unique_name(name: str, names: dict[str, Path]) -> str:
-    number = 2
-    candidate = name
-    while candidate in names:
-        candidate, number = f"{name}-{number}", number + 1
-    return candidate
 
 
 def _is_within(path: Path, root: Path) -> bool:

@@ -19,8 +19,7 @@ from xsp import atomic, processes
 from xsp.errors import PluginError
 from xsp.evidence import form
 from xsp.evidence.places import Places
-from xsp.evidence.tools import TOOLS
-from xsp.evidence.worker import START
+from xsp.evidence.tools import START, TOOLS
 from xsp.version import __version__
 
 if TYPE_CHECKING:

@@ -5,14 +5,18 @@ Input of a client reaches the table engine only as literals, and only files name
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xsp.errors import TraceError, UsageError, XspError
-from xsp.evidence import advice, answers, spans, tables
+from xsp.evidence import advice, answers, form, spans, tables
 from xsp.evidence.form import MOST_BYTES, Document, document, error, fit
 from xsp.evidence.places import Places, Readable, fingerprint
 from xsp.evidence.tables import COMPARISONS, CONTAINS
@@ -300,3 +304,31 @@ TOOLS: dict[str, Tool] = {
     )
 }  # fmt: skip
 """All questions by name."""
+
+
+START = "import sys; sys.path.insert(0, sys.argv[1]); from xsp.evidence.tools import main; main(sys.argv[2:])"
+"""The code that the process runs."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Answer until stdin ends.
+
+    Args:
+        arguments: the paths as JSON, the limit of an answer in bytes, and the file descriptor for answers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
+    paths, max_bytes, answers = json.loads(arguments[0]), int(arguments[1]), int(arguments[2])
+    tools = Tools(Places(paths), max_bytes)
+    with os.fdopen(answers, "wb") as stream:
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            try:
+                answer = tools.call(request["tool"], request["arguments"])
+            except Exception as error:
+                print(f"xsp mcp: {request['tool']}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                answer = form.error(f"xsp failed ({type(error).__name__}); see its log")
+            try:
+                stream.write(form.text(answer).encode("utf-8", "replace") + b"\n")
+                stream.flush()
+            except BrokenPipeError:
+                return

@@ -50,7 +50,42 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         OutputError: the file cannot be written.
         UsageError: there is no such step, or the trace holds no time of that kind.
     """
-    stacks = _fold(trace, choice)
+    check_steps(trace, choice.steps)
+    layout = tracks.lay_out_tracks(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
+    ns = NS if choice.steps is None else "dur_ns"
+    table.create(trace.con, "folded_times", _TIME_COLUMNS)
+    if choice.weight == Weight.DEVICE:
+        trace.con.execute(
+            f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM track_spans "
+            "WHERE device IS NOT NULL"
+        )
+    else:
+        _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
+    trace.con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE nodes AS
+        SELECT hash(trace_id, span_id) AS node,
+               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS parent,
+               CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
+                    THEN name || ' (' || type || ')' ELSE name END AS name,
+               level, start_ns, coalesce(self_ns, 0) AS self_ns
+        FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
+        """
+    )
+    trace.con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
+    stacks = _Stacks(_build_frames(trace.con))
+    span_count = sum(frame.spans for frame in stacks.frames.values())
+    stacks.written.spans = span_count
+    if choice.weight == Weight.HOST:
+        rows = trace.con.execute(
+            f"SELECT count(*) FROM located_spans WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
+        ).fetchall()
+        stacks.written.changed["are on no thread, and so have no self time"] = int(rows[0][0])
+    stacks.written.changed["have parents that form a cycle, and are left out"] = (
+        layout.spans - layout.memory_changes - span_count
+    )
+    if not any(frame.self_ns for frame in stacks.frames.values()):
+        raise UsageError(f"{trace.name}: it has no {choice.weight} time; choose the other --weight")
     with atomic_file(path) as file:
         for names, self_ns in _lines(stacks.frames):
             file.write(f"{';'.join(names)} {self_ns}\n")
@@ -94,46 +129,6 @@ def _lines(frames: dict[int, _Frame]) -> Iterator[tuple[list[str], int]]:
 def _frame_name(name: str) -> str:
     """Return a name without the separator of frames and without line breaks."""
     return " ".join(name.replace(";", ":").split()) or "(no name)"
-
-
-def _fold(trace: Trace, choice: Choice) -> _Stacks:
-    check_steps(trace, choice.steps)
-    layout = tracks.lay_out_tracks(trace.con, "merged" if choice.steps is None else "spans", choice.steps)
-    ns = NS if choice.steps is None else "dur_ns"
-    table.create(trace.con, "folded_times", _TIME_COLUMNS)
-    if choice.weight == Weight.DEVICE:
-        trace.con.execute(
-            f"INSERT INTO folded_times SELECT trace_id, span_id, {ns}, NULL, NULL FROM track_spans "
-            "WHERE device IS NOT NULL"
-        )
-    else:
-        _insert_times(trace.con, ns, [track.number for track in layout.tracks if track.line is not None])
-    trace.con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE nodes AS
-        SELECT hash(trace_id, span_id) AS node,
-               CASE WHEN parent_id IS NOT NULL THEN hash(trace_id, parent_id) END AS parent,
-               CASE WHEN kind = '{Kind.MODULE}' AND type IS NOT NULL AND type <> name
-                    THEN name || ' (' || type || ')' ELSE name END AS name,
-               level, start_ns, coalesce(self_ns, 0) AS self_ns
-        FROM timed_spans LEFT JOIN folded_times USING (trace_id, span_id) WHERE kind <> '{Kind.ALLOC}'
-        """
-    )
-    trace.con.execute("UPDATE nodes SET parent = NULL WHERE parent NOT IN (SELECT node FROM nodes)")
-    stacks = _Stacks(_build_frames(trace.con))
-    span_count = sum(frame.spans for frame in stacks.frames.values())
-    stacks.written.spans = span_count
-    if choice.weight == Weight.HOST:
-        rows = trace.con.execute(
-            f"SELECT count(*) FROM located_spans WHERE device IS NULL AND line IS NULL AND kind <> '{Kind.ALLOC}'"
-        ).fetchall()
-        stacks.written.changed["are on no thread, and so have no self time"] = int(rows[0][0])
-    stacks.written.changed["have parents that form a cycle, and are left out"] = (
-        layout.spans - layout.memory_changes - span_count
-    )
-    if not any(frame.self_ns for frame in stacks.frames.values()):
-        raise UsageError(f"{trace.name}: it has no {choice.weight} time; choose the other --weight")
-    return stacks
 
 
 def _insert_times(con: duckdb.DuckDBPyConnection, ns: str, threads: list[int]) -> None:

@@ -166,16 +166,12 @@ def is_composite(op: str) -> bool | None:
     try:
         import torch
 
-        name = f"{op}.{overload}" if (overload := _first_overload(torch, op)) else op
+        namespace, _, name = op.partition("::")
+        overloads = getattr(getattr(torch.ops, namespace), name).overloads()
+        name = op if "default" in overloads else f"{op}.{overloads[0]}"
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
     except (ImportError, RuntimeError, AttributeError):
         return None
-
-
-def _first_overload(torch: Any, op: str) -> str:
-    namespace, _, name = op.partition("::")
-    overloads = getattr(getattr(torch.ops, namespace), name).overloads()
-    return "" if "default" in overloads else str(overloads[0])
 
 
 def _operator(torch: Any, description: CallDescription) -> Any:

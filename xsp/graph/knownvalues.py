@@ -182,14 +182,12 @@ class _Constants(TorchFunctionMode):
     def _indices(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
         constants = tuple(
-            self._values.constant(functools.partial(torch.tensor, part)) if _is_list_of_numbers(part) else part
+            self._values.constant(functools.partial(torch.tensor, part))
+            if isinstance(part, list) and part and all(isinstance(element, int) for element in part)
+            else part
             for part in parts
         )
         return constants if isinstance(index, tuple) else constants[0]
-
-
-def _is_list_of_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(element, int) for element in value)
 
 
 def _is_for_device(kwargs: dict[str, Any], device_type: str) -> bool:

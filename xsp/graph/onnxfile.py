@@ -57,7 +57,12 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     Raises:
         GraphError: the library is missing, the file is damaged, does not fit that batch, or has no such names.
     """
-    onnx = _library()
+    try:
+        import onnx
+        import onnx.inliner
+        import onnx.shape_inference
+    except ImportError as error:
+        raise GraphError(f"ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'") from error
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
     file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.check_sizes(path, model, sizes or {}, batch), problems)
@@ -73,16 +78,6 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     model = onnxshapes.with_inferred_shapes(onnx, model, problems)
     advice = "omit --batch" if batch is not None else "give that one: --size" if sizes else "give that one: --batch N"
     return _Reader(onnx, model, path, problems, advice).graph(file_batch)
-
-
-def _library() -> Any:
-    try:
-        import onnx
-        import onnx.inliner
-        import onnx.shape_inference
-    except ImportError as error:
-        raise GraphError(f"ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'") from error
-    return onnx
 
 
 def _read(onnx: Any, path: Path) -> Any:

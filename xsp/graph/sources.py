@@ -104,9 +104,9 @@ def of(
         return program.of(source, "ExportedProgram")
     if callable(source) and hasattr(source, "parameters"):
         if by == "export":
-            from xsp.graph import exported
+            from xsp.graph import program
 
-            return exported.of_module(source, args, kwargs or {}, settings, batch)
+            return program.export_module(source, args, kwargs or {}, settings, batch)
         from xsp.graph import captured
 
         return captured.of_module(source, args, dict(kwargs or {}), settings, batch)
@@ -184,9 +184,9 @@ def _of_name(spec: str, settings: Settings, batch: int | None, sizes: Mapping[st
             f"{spec}: there is no such file; models are named torchvision:NAME, timm:NAME, transformers:NAME"
         )
     if by == "export":
-        from xsp.graph import exported
+        from xsp.graph import program
 
-        return exported.of_name(spec, settings)
+        return program.export_model(spec, settings)
     from xsp.graph import captured
 
     return captured.of_name(spec, settings)

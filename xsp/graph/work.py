@@ -296,13 +296,6 @@ def _attention(call: Call) -> int:
     return trace_formulas.attention(query, key, value, causal)
 
 
-def _recurrent(call: Call) -> int:
-    """Return the operations of a recurrence: each weight matrix is used once per sample and sequence position."""
-    data, weights = call.inputs[0], [_shape(tensor) for tensor in call.inputs[1:]]
-    steps = prod(_shape(data)[:-1])
-    return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
-
-
 def _einsum(call: Call) -> int:
     arguments = dict(call.arguments)
     shapes = [_shape(tensor) for tensor in call.inputs]
@@ -403,7 +396,11 @@ def _sequence(call: Call) -> int:
     """Return the operations of a recurrent operator, whose states are between the data and the weights."""
     states = 2 if call.op == "aten::lstm" else 1
     inputs = (call.inputs[0], *call.inputs[1 + states :])
-    return _recurrent(Call(call.op, (("", inputs),), call.outputs))
+    call = Call(call.op, (("", inputs),), call.outputs)
+    data, weights = call.inputs[0], [_shape(tensor) for tensor in call.inputs[1:]]
+    steps = prod(_shape(data)[:-1])
+    # each weight matrix is used once per sample and sequence position
+    return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)
 
 
 def _cell(call: Call) -> int:

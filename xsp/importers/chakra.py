@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,11 @@ class Chakra(Enricher):
 def _node(node: dict[str, Any]) -> tuple[Any, ...]:
     """Return a node of any schema as a row."""
     entries = node.get("attrs")
-    attributes = {str(attribute.get("name")): attribute.get("value") for attribute in _dicts(entries)} | node
+    attributes = {
+        str(attribute.get("name")): attribute.get("value")
+        for attribute in _list(entries)
+        if isinstance(attribute, dict)
+    } | node
     inputs, outputs = _part(node, "input"), _part(node, "output")
     return (
         _integer(attributes.get("id")),
@@ -145,10 +149,6 @@ def _integer(value: Any) -> int | None:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    return (element for element in _list(value) if isinstance(element, dict))
 
 
 # --- joining ----------------------------------------------------------------------------------------------

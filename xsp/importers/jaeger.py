@@ -56,7 +56,13 @@ class Jaeger(RowImporter):
         """Start to read a file or a URL; see `RowImporter.read`."""
         losses = Losses(self.name)
         if is_url(source):
-            base, trace_id = _parts_of_url(source)
+            match = _TRACE_URL.fullmatch(source)
+            if match is None:
+                raise TraceError(
+                    f"{without_credentials(source)}: not the URL of a trace; "
+                    "give http://localhost:16686/trace/<trace id>, as in the browser's address bar"
+                )
+            base, trace_id = match[1], match[2].lower().zfill(32)
             reader = Reader(losses)
             return Imported(reader.rows(_trace_parts(base, trace_id, reader)), losses, reader.runs)
         with open_bytes(Path(source)) as file:
@@ -76,17 +82,6 @@ class Jaeger(RowImporter):
 
 
 # --- by URL -------------------------------------------------------------------------------------------
-
-
-def _parts_of_url(url: str) -> tuple[str, str]:
-    """Return the base of a Jaeger and a trace id."""
-    match = _TRACE_URL.fullmatch(url)
-    if match is None:
-        raise TraceError(
-            f"{without_credentials(url)}: not the URL of a trace; "
-            "give http://localhost:16686/trace/<trace id>, as in the browser's address bar"
-        )
-    return match[1], match[2].lower().zfill(32)
 
 
 def _trace_parts(base: str, trace_id: str, reader: Reader) -> Iterator[ScopeSpans]:
@@ -302,12 +297,10 @@ def _tags(tags: Any) -> dict[str, Any]:
     for tag in tags:
         if not isinstance(tag, dict) or not isinstance(tag.get("key"), str):
             raise InvalidSpan("one of its tags has no key")
-        attributes[tag["key"]] = _tag(tag.get("type"), tag.get("value"))
+        # Jaeger sends lists and objects as JSON text, which stays text
+        kind = tag.get("type")
+        value = tag.get("value")
+        if kind == "int64" or (isinstance(value, int) and not isinstance(value, bool)):
+            value = otlp_json.integer(value)  # None beyond 64 bits: a float may not hold it either
+        attributes[tag["key"]] = float(value) if kind == "float64" and isinstance(value, (int, float)) else value
     return attributes
-
-
-def _tag(kind: Any, value: Any) -> Any:
-    """Return the value of a tag; Jaeger sends lists and objects as JSON text, which stays text."""
-    if kind == "int64" or (isinstance(value, int) and not isinstance(value, bool)):
-        value = otlp_json.integer(value)  # None beyond 64 bits: a float may not hold it either
-    return float(value) if kind == "float64" and isinstance(value, (int, float)) else value

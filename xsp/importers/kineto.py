@@ -89,7 +89,9 @@ def _complete(
         )
         raise TraceError("; ".join([reason, *losses.sentences()]))
     private = {key: value for key, value in keys.items() if key not in PUBLIC and "version" not in key}
-    return SourceInfo(run | counters, losses, _resolution(con), private)
+    # a span may extend beyond its parent by more if times are whole microseconds
+    rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM raw_spans")
+    return SourceInfo(run | counters, losses, 2500 if rounded.fetchall()[0][0] else 500, private)
 
 
 def is_kineto(head: bytes) -> bool:
@@ -129,9 +131,3 @@ def _device(properties: dict[str, Any]) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, str) and len(value) < 40)
-
-
-def _resolution(con: duckdb.DuckDBPyConnection) -> int:
-    """Return the nanoseconds by which a span may extend beyond its parent: more if times are whole microseconds."""
-    rounded = con.execute("SELECT coalesce(bool_and(start_ns % 1000 = 0 AND dur_ns % 1000 = 0), false) FROM raw_spans")
-    return 2500 if rounded.fetchall()[0][0] else 500

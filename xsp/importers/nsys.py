@@ -8,7 +8,6 @@ the command line, and names of hosts and users.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,12 @@ class Nsys(TableImporter):
         with atomic.temporary_folder() as folder:
             export = Export(source, Path(folder))
             try:
-                _check_tables(source, export)
+                if not {"StringIds", "NVTX_EVENTS", *nsys_activities.TABLES} & set(export.tables):
+                    raise TraceError(
+                        f"{source}: is an SQLite file, but not from Nsight Systems: it has none of its tables; "
+                        f"export a report ({EXPORT.format('REPORT.nsys-rep')}), or record with rocprofv3 "
+                        "--output-format rocpd"
+                    )
                 run = _run(export, losses)
                 _copy(con, export)
                 _count_others(export, losses)
@@ -108,14 +112,6 @@ def _check(source: str) -> None:
         )
 
 
-def _check_tables(source: str, export: Export) -> None:
-    if not {"StringIds", "NVTX_EVENTS", *nsys_activities.TABLES} & set(export.tables):
-        raise TraceError(
-            f"{source}: is an SQLite file, but not from Nsight Systems: it has none of its tables; export a report "
-            f"({EXPORT.format('REPORT.nsys-rep')}), or record with rocprofv3 --output-format rocpd"
-        )
-
-
 def _run(export: Export, losses: Losses) -> dict[str, Any]:
     """Return the file's data on the machine and on nsys."""
     metadata = dict(export.rows("META_DATA_EXPORT", {"name": "VARCHAR", "value": "VARCHAR"}))
@@ -129,16 +125,15 @@ def _run(export: Export, losses: Losses) -> dict[str, Any]:
         run["session_start_ns"] = epoch
     devices = export.rows("TARGET_INFO_GPU", _GPU)
     if devices:
-        run["machine"] = _machine(devices)
+        ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
+        properties = [contract.device(*row[1:]) for row in ordered]
+        run["machine"] = {
+            "devices": [device["name"] or "unknown" for device in properties],
+            "device_properties": properties,
+        }
     else:
         losses.note("the file does not say what its devices are (no TARGET_INFO_GPU)")
     return run
-
-
-def _machine(devices: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    ordered = sorted(devices, key=lambda row: row[0] if row[0] is not None else 0)
-    properties = [contract.device(*row[1:]) for row in ordered]
-    return {"devices": [device["name"] or "unknown" for device in properties], "device_properties": properties}
 
 
 def _count_others(export: Export, losses: Losses) -> None:

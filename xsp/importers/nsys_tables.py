@@ -59,7 +59,10 @@ class Export:
                     query = f"SELECT * FROM {table.quoted(newest)}"
                     self._file.execute(f"CREATE TEMP VIEW {table.quoted(base)} AS {query}")
                     names[names.index(newest)] = base
-                self.tables = {name: self._columns(name) for name in names}
+                self.tables = {
+                    name: {str(row[1]) for row in self._file.execute(f"PRAGMA table_info({table.quoted(name)})")}
+                    for name in names
+                }
             except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes the file
                 raise self._broken(error) from error
             stack.pop_all()  # open: `close` closes it
@@ -122,9 +125,6 @@ class Export:
     def count(self, name: str) -> int:
         """Return the number of rows of a table."""
         return int(next(self._rows(name, f"SELECT count(*) FROM {table.quoted(name)}"))[0])
-
-    def _columns(self, name: str) -> set[str]:
-        return {str(row[1]) for row in self._file.execute(f"PRAGMA table_info({table.quoted(name)})")}
 
     def _rows(self, name: str, query: str) -> Iterator[tuple[Any, ...]]:
         try:

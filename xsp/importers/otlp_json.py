@@ -210,7 +210,10 @@ def value_of(value: Any, depth: int = 0) -> Any:
         if kind == "intValue" and (number := integer(content)) is not None:
             return number
         if kind == "doubleValue":
-            return _double(content)
+            try:
+                return float(content)
+            except (TypeError, ValueError, OverflowError):
+                raise InvalidSpan("one of its attributes has a value whose type is not in OTLP") from None
         if kind in ("arrayValue", "kvlistValue") and isinstance(content, dict):
             elements = content.get("values") or []
             if kind == "kvlistValue":
@@ -231,13 +234,6 @@ def integer(value: Any) -> int | None:
         value = int(value)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return value if is_integer and -(1 << 63) <= value < 1 << 63 else None
-
-
-def _double(content: Any) -> float:
-    try:
-        return float(content)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidSpan("one of its attributes has a value whose type is not in OTLP") from None
 
 
 def _object(value: Any, place: str, label: str) -> dict[str, Any]:

@@ -284,10 +284,6 @@ class CallRecorder:
 
     def drain_all(self) -> None:
         """Read all calls and windows that have ended."""
-        for item in self._empty_queue():
-            self.drain(item)
-
-    def _empty_queue(self) -> list[SampledCall | CallWindow]:
         items: list[SampledCall | CallWindow] = []
         while not self._ended_queue.empty():
             try:
@@ -296,7 +292,8 @@ class CallRecorder:
                 break
             if item is not None:
                 items.append(item)
-        return items
+        for item in items:
+            self.drain(item)
 
     def close(self) -> None:
         """End the threads."""

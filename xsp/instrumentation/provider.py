@@ -107,24 +107,21 @@ class Tracing:
         trace_id = int(span.trace_id, 16) if span.trace_id else trace_id
         if span.parent_id:
             parent = SpanContext(trace_id, int(span.parent_id, 16), is_remote=False, trace_flags=sampled)
+        if span.level not in self._resources:
+            own = self.resource if span.level == Level.APPLICATION else level_resource(self.resource, span.level)
+            self._resources[span.level] = Resource(own)
         return ReadableSpan(
             name=span.name,
             context=SpanContext(trace_id, int(span.span_id, 16), is_remote=False, trace_flags=sampled),
             parent=parent,
             links=span.links,
-            resource=self._resource_of(span.level),
+            resource=self._resources[span.level],
             attributes=span.attributes,
             status=Status() if span.status in ("ok", CANCELLED) else Status(StatusCode.ERROR, span.status),
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=self._scope,
         )
-
-    def _resource_of(self, level: int) -> Resource:
-        if level not in self._resources:
-            own = self.resource if level == Level.APPLICATION else level_resource(self.resource, level)
-            self._resources[level] = Resource(own)
-        return self._resources[level]
 
 
 class Handover:

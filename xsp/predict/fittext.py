@@ -161,12 +161,8 @@ def _parameter_cells(parameter: Parameter) -> list[str]:
     elif parameter.name in ("a", "constant") or parameter.name.startswith("a of "):
         texts = [seconds_text(value) for value in values]
     else:
-        texts = ["–" if value is None else f"× {_multiplier(value):.3g}" for value in values]
+        texts = ["–" if value is None else f"× {math.exp(min(value, 300.0)):.3g}" for value in values]
     return [plain(parameter.name), *texts]
-
-
-def _multiplier(value: float) -> float:
-    return math.exp(min(value, 300.0))
 
 
 def _undetermined_texts(evaluation: Evaluation, value: str | None, fit: Fit) -> list[str]:

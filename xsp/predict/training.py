@@ -407,7 +407,10 @@ class _TaskBuilder:
             )
             self.clock, self.channel_end = self.clock + slowdown, self.channel_end + slowdown
             if bucket == (len(self.plan) - 1 if self.job.overlap else 0):
-                extra = self._seconds_after_computing(bucket)
+                extra, curves = 0.0, self.job.link.curves
+                if curves is not None:
+                    size = compressed_bytes(self.sizes[bucket], self.job)
+                    extra = curves.seconds_after_computing(self.link, self.job.ranks, size)
         self.reductions.append(self._append_collective(collective, bucket, dependencies, step, slowdown + extra))
         if slowdown:
             for rank in ranks:
@@ -430,13 +433,6 @@ class _TaskBuilder:
         if collective == "reduce-scatter":
             return collectives.scatter_seconds(self.link, ranks, size)
         return collectives.all_reduce_seconds(self.job.algorithm, self.link, ranks, size)
-
-    def _seconds_after_computing(self, bucket: int) -> float:
-        curves = self.job.link.curves
-        if curves is None:
-            return 0.0
-        size = compressed_bytes(self.sizes[bucket], self.job)
-        return curves.seconds_after_computing(self.link, self.job.ranks, size)
 
     def _append_collective(
         self, collective: str, bucket: int, dependencies: Sequence[int], step: int, extra_seconds: float = 0.0

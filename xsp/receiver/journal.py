@@ -25,8 +25,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import duckdb
 
@@ -37,7 +38,6 @@ from xsp.importers.otlp import Reader, ScopeSpans
 from xsp.ingest import jobs
 from xsp.ingest.received import put_in_order
 from xsp.ingest.write import has_derived_steps
-from xsp.receiver.commits import GroupCommit
 from xsp.receiver.directories import Arrival, RunDirectory
 from xsp.receiver.limits import BodyTooLarge
 from xsp.run import Run
@@ -416,3 +416,64 @@ class RunWriter:
 
     def _hold_order_engine(self, con: duckdb.DuckDBPyConnection) -> None:
         self._order_engine = con
+
+
+Entry = TypeVar("Entry")
+
+
+@dataclass(eq=False)
+class _Waiting(Generic[Entry]):
+    entry: Entry
+    is_done: bool = False
+    error: BaseException | None = None
+
+
+class GroupCommit(Generic[Entry]):
+    """Calls a function with all entries that wait at the same time; only one thread at a time is in the function.
+
+    The first thread that finds nobody there commits what waits, its own entry included. What arrives meanwhile waits
+    for the next turn, so that a flush of the disk serves more requests the more there are, and a single one at once.
+    """
+
+    def __init__(self, commit: Callable[[list[Entry]], None]) -> None:
+        self._commit = commit
+        self._changed = threading.Condition()
+        self._waiting: list[_Waiting[Entry]] = []
+        self._is_busy = False
+
+    def add(self, entry: Entry) -> None:
+        """Return when an entry is committed.
+
+        Raises:
+            BaseException: what the function raised for this entry alone.
+        """
+        own = _Waiting(entry)
+        with self._changed:
+            self._waiting.append(own)
+            while self._is_busy and not own.is_done:
+                self._changed.wait()
+            if not own.is_done:
+                self._is_busy = True
+                together, self._waiting = self._waiting, []
+        if not own.is_done:
+            try:
+                self._commit_all(together)
+            finally:
+                with self._changed:
+                    for waiting in together:
+                        waiting.is_done = True
+                    self._is_busy = False
+                    self._changed.notify_all()
+        if own.error is not None:
+            raise own.error
+
+    def _commit_all(self, together: list[_Waiting[Entry]]) -> None:
+        """Commit entries together; after an error one by one, so that it is only that of the entry which causes it."""
+        try:
+            self._commit([waiting.entry for waiting in together])
+        except Exception as error:
+            if len(together) == 1:
+                together[0].error = error
+                return
+            for waiting in together:
+                self._commit_all([waiting])

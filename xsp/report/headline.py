@@ -12,7 +12,7 @@ from xsp.analyses.loop import STEP_SOURCES as FIGURE_SOURCES
 from xsp.levels import depth
 from xsp.report.loop import BASES
 from xsp.report.words import used_devices
-from xsp.run import Budget, Run
+from xsp.run import Budget
 from xsp.schema import Grade
 from xsp.texts import ms_text, number
 
@@ -34,11 +34,15 @@ def headline(answers: Answers, attributed: Sequence[tuple[str, int, float]]) -> 
     """
     run, latency, ledger = answers.trace.run, answers.latency(), answers["ledger"].dicts()
     models = sorted(answers["A1"].dicts(), key=lambda row: row != latency)
+    figures = [*_program_overhead(run.budget), *([recording_cost(ledger)] if len(ledger) > 1 else [])]
+    if len(models) > 1:
+        sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
+        figures.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
     return [
         *_loop(answers, models),
         *_latency(models),
         *_device(answers, attributed),
-        *_profiling(run, models, ledger),
+        *figures,
     ]
 
 
@@ -111,14 +115,6 @@ def _device(answers: Answers, attributed: Sequence[tuple[str, int, float]]) -> l
         figures.append(
             ("device time with a layer", f"{100 * known_ms / total_ms:.1f} %", "of GPU time; its certainty is below")
         )
-    return figures
-
-
-def _profiling(run: Run, models: Sequence[Row], ledger: Sequence[Row]) -> list[Figure]:
-    figures = [*_program_overhead(run.budget), *([recording_cost(ledger)] if len(ledger) > 1 else [])]
-    if len(models) > 1:
-        sizes = ", ".join(str(model["batch_size"]) for model in models[1:])
-        figures.append(("also measured", f"{len(models) - 1} more", f"batch size {sizes}: see the first table"))
     return figures
 
 

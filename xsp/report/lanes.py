@@ -56,7 +56,10 @@ class Lane(NamedTuple):
 def lanes(bars: Bars) -> list[Lane]:
     """Return spans in lanes: rank by rank, threads first, beginning with the busiest, then devices."""
     tracks = _tracks(bars)
-    order = _outer_first(bars)
+    # by start; a span that another clock places just before its parent comes after the parent
+    parent_start = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
+    is_late = (bars.start < parent_start) & (parent_start <= bars.start + bars.dur // 2)
+    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(is_late, parent_start, bars.start)))
     return list(_ordered_lanes(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
 
 
@@ -97,7 +100,13 @@ def _ordered_lanes(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:
         lane_numbers = _lane_numbers(bars.start[members].tolist(), (bars.start + bars.dur)[members].tolist())
         for number in range(lane_numbers.max(initial=-1) + 1):
             indices = members[lane_numbers == number]
-            yield Lane(_title(track, thread), _levels(bars.level[indices], bars.dur[indices]), indices)
+            level, dur = bars.level[indices], bars.dur[indices]
+            least = LEAST_SHARE * dur.sum()  # other levels take hardly any of the lane's time
+            yield Lane(
+                _title(track, thread),
+                [int(value) for value in np.unique(level) if dur[level == value].sum() >= least],
+                indices,
+            )
 
 
 def _sort_key(track: Track, dur: Array) -> tuple[int, ...]:
@@ -105,12 +114,6 @@ def _sort_key(track: Track, dur: Array) -> tuple[int, ...]:
     if track[1]:
         return tuple(-1 if number is None else number for number in track[2:])
     return (-int(dur.sum()),)
-
-
-def _levels(level: Array, dur: Array) -> list[int]:
-    """Return the levels of a lane's spans, outermost first, without levels that take hardly any of its time."""
-    total = dur.sum()
-    return [int(value) for value in np.unique(level) if dur[level == value].sum() >= LEAST_SHARE * total]
 
 
 def _title(track: Track, thread: int) -> str:
@@ -136,11 +139,3 @@ def _lane_numbers(starts: list[int], stops: list[int]) -> Array:
         lane_ends[depth] = stop
         depths.append(depth)
     return np.array(depths, np.int64)
-
-
-def _outer_first(bars: Bars) -> Array:
-    """Return the order by start; a span that another clock places just before its parent comes after the parent."""
-    parent_start = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
-    is_late = (bars.start < parent_start) & (parent_start <= bars.start + bars.dur // 2)
-    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(is_late, parent_start, bars.start)))
-    return order

@@ -44,7 +44,12 @@ def pack(positions: Array, values: Array) -> dict[str, Any]:
         if not len(numbers) or -EXACT_LIMIT < numbers.min() <= numbers.max() < EXACT_LIMIT:
             distinct_count = len(np.unique(numbers[~missing])) + int(missing.any())
             if distinct_count > 1 and 16 * distinct_count > len(numbers):
-                packed = {"numbers": differences(_filled(numbers, missing)), "holes": stretches(missing)}
+                # a missing value becomes the value before, so that their difference is 0
+                last_present = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
+                packed = {
+                    "numbers": differences(np.where(last_present >= 0, numbers[last_present], 0)),
+                    "holes": stretches(missing),
+                }
                 return {"from": differences(positions), **packed}
     column = values.tolist()
     json_values = {value: _plain(value) for value in dict.fromkeys(column)}
@@ -100,12 +105,6 @@ def stretches(missing: Array) -> list[int]:
     edges = np.flatnonzero(np.diff(missing.astype(np.int8), prepend=0))
     lengths: list[int] = np.diff(edges, prepend=0, append=len(missing)).tolist()
     return lengths
-
-
-def _filled(numbers: Array, missing: Array) -> Array:
-    """Replace missing values by the value before, so that their difference is 0; by 0 if there is none before."""
-    last_present = np.maximum.accumulate(np.where(missing, -1, np.arange(len(numbers))))
-    return np.where(last_present >= 0, numbers[last_present], 0)
 
 
 def _plain(value: Any) -> Any:

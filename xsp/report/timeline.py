@@ -14,7 +14,7 @@ import numpy as np
 
 from xsp import table
 from xsp.device.kernelnames import NAMES
-from xsp.report.lanes import MISSING, MOST_LANES, Bars, Lane, lanes
+from xsp.report.lanes import MISSING, MOST_LANES, Bars, lanes
 from xsp.report.packed import Array, changes, pack
 from xsp.schema import COLUMNS, MERGED_COLUMNS, Column, Kind, Level
 from xsp.store.trace import Trace
@@ -52,12 +52,16 @@ def timeline(
     columns, too_long = _columns(spans)
     span_count, start_times, end_times = len(spans.numbers), spans.start_ns, spans.start_ns + spans.dur_ns
     origin = start_times.min() if span_count else 0
+    bounds, start = [], 0
+    for lane in spans.lanes:
+        bounds.append((lane.track, lane.levels, start, start + len(lane.indices)))
+        start += len(lane.indices)
     return {
         "count": span_count,
         "note": _note(
             span_count, steps, [(total - spans.count, "the shortest"), (spans.count - span_count, _TOO_DEEP)], too_long
         ),
-        "lanes": _bounds(spans.lanes),
+        "lanes": bounds,
         "range": [0, (end_times.max() - origin).tolist()] if span_count else [None, None],
         "about": {column.name: column.description for column in _SHOWN_COLUMNS},
         "columns": {
@@ -266,15 +270,6 @@ def _note(span_count: int, steps: ShownSteps, left_out: Sequence[tuple[int, str]
     if too_long:
         text += f" Left out for their length: {', '.join(too_long)}."
     return text
-
-
-def _bounds(drawn_lanes: Sequence[Lane]) -> list[tuple[str, list[int], int, int]]:
-    """Return each lane's track, levels, the position of its first span, and the position after its last span."""
-    bounds, start = [], 0
-    for lane in drawn_lanes:
-        bounds.append((lane.track, lane.levels, start, start + len(lane.indices)))
-        start += len(lane.indices)
-    return bounds
 
 
 def _row(con: duckdb.DuckDBPyConnection, query: str) -> tuple[Any, ...]:

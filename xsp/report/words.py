@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from xsp.health import grade, health
-from xsp.health.finding import Finding
 from xsp.levels import depth
 from xsp.schema import Grade, Level
 from xsp.store.trace import Trace
@@ -69,21 +68,17 @@ def reliability(trace: Trace) -> dict[str, Any]:
     or could not work, with the reasons; these are not findings; `attributed`: device time by certainty of its layer.
     """
     findings, absent = health(trace), trace.run.absent
+    # without those that only report that a collector is absent, and why
     return {
         "grade": grade(findings)._asdict(),
         "findings": [
             [str(finding.severity), finding.subject, finding.text]
             for finding in findings
-            if not _reports_absence(finding, absent)
+            if not (finding.subject in absent and finding.text.endswith(str(absent[finding.subject])))
         ],
         "absent": [[str(name), str(reason)] for name, reason in absent.items()],
         "attributed": attributed(trace),
     }
-
-
-def _reports_absence(finding: Finding, absent: Mapping[str, Any]) -> bool:
-    """Return whether a finding reports only that a collector is absent, and why."""
-    return finding.subject in absent and finding.text.endswith(str(absent[finding.subject]))
 
 
 def attributed(trace: Trace) -> list[tuple[str, int, float]]:

@@ -11,7 +11,7 @@ file ──► weights ──► store (a process) ──► client ──► at
 `weights` reads safetensors files strictly and defines the layout of tensors in memory. `store` is the process that
 keeps them on its `shelf`; `devicestore` is the process that keeps copies on a device; `serving` is the code that both
 share. `wire` is the protocol. `client` and `devices` map the memory, without torch; `devices` does so through `driver`.
-`modules` makes the parameters of a module views of that memory; `building` builds modules without parameter values.
+`modules` makes the parameters of a module views of that memory, and builds modules without parameter values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xsp.share.building import empty
-    from xsp.share.modules import Attachment, attach, detach, put
+    from xsp.share.modules import Attachment, attach, detach, empty, put
 
 __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 
@@ -29,5 +28,4 @@ __all__ = ["Attachment", "attach", "detach", "empty", "put"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'xsp.share' has no attribute {name!r}")
-    submodule = "building" if name == "empty" else "modules"
-    return getattr(import_module(f"xsp.share.{submodule}"), name)  # this imports torch, which the store does not need
+    return getattr(import_module("xsp.share.modules"), name)  # this imports torch, which the store does not need

@@ -4,8 +4,8 @@ There are three collectors: `cupti` (device work), `loggers` (libraries' logs) a
 Compute replays). The other modules serve `cupti`, in this order:
 
 - availability: `libcupti` (whether versions fit), `claim` (whether CUPTI is taken), `cuptitrial` (a trial kernel);
-- before the program: `injection` makes libraries name their calls;
-- hot: `recording` switches records on and off, `activities` copies them into tuples, on the clock of `hostclock`;
+- before the program: `libraries` makes GPU libraries name their calls;
+- hot: `recording` switches records on and off, on the host's clock, `activities` copies them into tuples;
 - after a step: `devices` waits for all devices;
 - cold: `calls`, `devicespans` and `libraries` make spans of them, with names; `graphs` finds the layers of replayed
   graphs.

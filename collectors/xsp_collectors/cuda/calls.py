@@ -89,7 +89,14 @@ def calls(
             kind, number, driver_number, wait_type, returned = np.frombuffer(key, np.int64).tolist()
             driver = None if driver_number == UNKNOWN else plain_name(find_name(Activity.DRIVER, driver_number))
             name = plain_name(find_name(Activity(kind), number))
-            return _describe(name, driver, None if wait_type == UNKNOWN else wait_type, returned)
+            wait = None if wait_type == UNKNOWN else wait_type
+            kind = kind_of(name)
+            attributes: dict[str, Any] = {"driver": driver} if driver is not None else {}
+            if kind is Kind.SYNC or wait is not None:
+                attributes["sync"] = awaited_of(name) or (_WAITS[wait] if wait is not None else "context")
+            if returned:
+                attributes["returned"] = returned
+            return kind.value, name, json.dumps(attributes) if attributes else None
 
         descriptions = {key: describe(key) for key in examples}
         kinds, names, attributes = zip(*map(descriptions.__getitem__, keys), strict=True)
@@ -140,17 +147,6 @@ def overhead(record: Overhead, find_thread: ThreadLookup) -> Span:
     """Return the span of the profiler's or the driver's own work, with its thread if it has one."""
     name = _OVERHEADS.get(record.overhead_kind, f"overhead of kind {record.overhead_kind}")
     return _span(Kind.OVERHEAD, name, record, {}, find_thread(thread_of(record)))
-
-
-def _describe(name: str, driver: str | None, wait: int | None, returned: int) -> Description:
-    """Return the description of a call; `driver` is the call in it, `wait` CUPTI's number of its wait."""
-    kind = kind_of(name)
-    attributes: dict[str, Any] = {"driver": driver} if driver is not None else {}
-    if kind is Kind.SYNC or wait is not None:
-        attributes["sync"] = awaited_of(name) or (_WAITS[wait] if wait is not None else "context")
-    if returned:
-        attributes["returned"] = returned
-    return kind.value, name, json.dumps(attributes) if attributes else None
 
 
 def _span(

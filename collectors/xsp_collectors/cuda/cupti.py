@@ -40,10 +40,8 @@ from xsp_collectors.cuda.activities import (
     Wait,
 )
 from xsp_collectors.cuda.devices import wait as _wait_for_devices
-from xsp_collectors.cuda.hostclock import HostClock
-from xsp_collectors.cuda.injection import Injection
-from xsp_collectors.cuda.libraries import LibraryRanges
-from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, Recording
+from xsp_collectors.cuda.libraries import Injection, LibraryRanges
+from xsp_collectors.cuda.recording import DEVICE_KINDS, LIBRARY_KINDS, HostClock, Recording
 from xsp_collectors.cuda.recordobjects import RecordObjects
 
 _NEVER_NS = (1 << 63) - 1

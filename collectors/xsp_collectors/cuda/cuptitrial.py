@@ -13,8 +13,7 @@ from xsp_collectors import kinetouse
 from xsp_collectors.cuda.activities import ApiCall, Batch, Kernel, Records
 from xsp_collectors.cuda.claim import Claim
 from xsp_collectors.cuda.devicespans import is_finished
-from xsp_collectors.cuda.hostclock import HostClock
-from xsp_collectors.cuda.recording import DEVICE_KINDS, Recording
+from xsp_collectors.cuda.recording import DEVICE_KINDS, HostClock, Recording
 
 CLOCK_BOUND_NS = 100_000
 """Largest accepted error of CUPTI's clock: beyond it, kernels would be put into wrong operators."""

@@ -285,13 +285,13 @@ class _Search:
         rates = [probe.rate for probe in self.probes]
         if low is None or high is None:
             return 2 * max(rates) if high is None else min(rates) / 2
-        a, b = max(self._gaps(low, high), key=lambda gap: gap[1] / gap[0])
-        return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
-
-    def _gaps(self, low: float, high: float) -> list[tuple[float, float]]:
-        """Return the unprobed gaps next to both ends; undecided rates are between them."""
+        # the unprobed gaps next to both ends; undecided rates are between them
         inner_rates = [probe.rate for probe in self.probes if low < probe.rate < high]
-        return [(low, min(inner_rates)), (max(inner_rates), high)] if inner_rates else [(low, high)]
+        a, b = max(
+            [(low, min(inner_rates)), (max(inner_rates), high)] if inner_rates else [(low, high)],
+            key=lambda gap: gap[1] / gap[0],
+        )
+        return math.sqrt(a * b) if b / a > 1 + self._tolerance / 2 else None
 
     def end_reason(self) -> str | None:
         """Return why no further probe is needed; None if one is."""

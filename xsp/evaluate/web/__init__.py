@@ -6,8 +6,7 @@ policy     which manifests are accepted from a network: none that names a file, 
 modelsize  counts the parameters of a model, before it is accepted
 queue      one evaluation at a time, each in a subprocess; progress, cancelling
 shelf      cached results of a folder
-answers    JSON, and messages without paths of the server
-routes     REST (OpenAPI at /api/openapi.json) and pages, whose scripts are in assets/
+routes     REST (OpenAPI at /api/openapi.json) and pages, whose scripts are in assets/; no paths of the server
 app        the server of both
 ```
 """

@@ -25,8 +25,8 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     from xsp.evaluate.web import routes
-    from xsp.evaluate.web.answers import without_paths
     from xsp.evaluate.web.guard import Guard
+    from xsp.evaluate.web.routes import without_paths
 except ImportError as error:
     raise ManifestError("the pages of evaluations need FastAPI and uvicorn: pip install 'xsp[evaluate]'") from error
 

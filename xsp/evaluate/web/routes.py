@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import sys
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +25,6 @@ from xsp.evaluate.agents import Agent, Options, match_agents
 from xsp.evaluate.reading import LoadedManifest
 from xsp.evaluate.results import Result
 from xsp.evaluate.web import policy, shelf
-from xsp.evaluate.web.answers import json_response, without_paths
 from xsp.evaluate.web.modelsize import ModelSizes
 from xsp.evaluate.web.queue import ENDED_STATES, Queue, QueuedEvaluation
 from xsp.evaluate.web.shelf import Shelf
@@ -239,7 +242,18 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
         if request.trace:
             parse_levels(request.trace)
         options = Options(store, request.trace, request.bound, trusted=False)
-        job = queue.add(loaded.manifest, _suitable_agent(request, loaded, agents), options)
+        suitable, reasons = match_agents(loaded.manifest, agents)
+        if request.agent:
+            names = [agent.facts().name for agent in agents]
+            if request.agent not in names:
+                raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
+            suitable = [agent for agent in suitable if agent.facts().name == request.agent]
+            reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
+        if not suitable:
+            details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
+            subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
+            raise ManifestError(f"{subject} the manifest ({details})")
+        job = queue.add(loaded.manifest, suitable[0], options)
         return json_response(state_of(job), 202, {"location": f"/api/jobs/{job.id}"})
 
     @router.get("/api/jobs", summary="Requested evaluations, newest first")
@@ -284,21 +298,6 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
         return StreamingResponse(stream_states(), media_type="text/event-stream")
 
     return router
-
-
-def _suitable_agent(request: EvaluationRequest, loaded: LoadedManifest, agents: Sequence[Agent]) -> Agent:
-    suitable, reasons = match_agents(loaded.manifest, agents)
-    if request.agent:
-        names = [agent.facts().name for agent in agents]
-        if request.agent not in names:
-            raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
-        suitable = [agent for agent in suitable if agent.facts().name == request.agent]
-        reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
-    if not suitable:
-        details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
-        subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
-        raise ManifestError(f"{subject} the manifest ({details})")
-    return suitable[0]
 
 
 def page_routes() -> APIRouter:
@@ -356,3 +355,30 @@ def _objections(loaded: LoadedManifest, sizes: ModelSizes) -> list[str]:
 
 def _asset(package: str, name: str) -> bytes:
     return (files(package) / "assets" / name).read_bytes()
+
+
+_PATH = re.compile(r"(?<![\w./~-])(?:(?<!:)|(?!//))(?:file:)?~?/+(?:[^\s'\"():,;\[\]{}<>]*/)?([^\s'\"():,;\[\]{}<>/]*)")
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return JSON without validation, which for a thousand rows would take longer than reading them."""
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    try:
+        text = encoder.encode(content)
+    except ValueError:  # some numbers are not finite, which is rare
+        text = encoder.encode(json.loads(json.dumps(content, default=str), parse_constant=lambda _: None))
+    return Response(text.encode("utf-8", "replace"), status, headers, "application/json")
+
+
+def without_paths(text: str, store: Path) -> str:
+    """Return a message in which each absolute path is replaced by its last part: clients learn no directories.
+
+    Args:
+        text: the message.
+        store: folder of results.
+    """
+    folders = {store, store.resolve(), Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix)}
+    for folder in sorted(map(str, folders), key=len, reverse=True):  # their names may contain spaces
+        if len(folder) > 1 and os.path.isabs(folder):
+            text = text.replace(f"{folder}{os.sep}", "").replace(folder, "")
+    return _PATH.sub(r"\1", text)
