@@ -72,6 +72,6 @@ def _line(result: dict[str, Any]) -> str:
     elif result["corrupted"]:
         verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
     return (
-        f"  cuda:{result['device']['ordinal']}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
+        f"  {result['device']['label']}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
         f"attached: {pids}  {result['source']}: {verdict}"
     )

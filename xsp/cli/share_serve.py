@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="N",
-        help="also serve the memory of this device, numbered as in PyTorch (cuda:N); can be repeated",
+        help="also serve the memory of this device, numbered as in PyTorch; can be repeated",
     )
     parser.add_argument(
         "--device-capacity",
@@ -58,6 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal."""
+    from xsp.device import devices
     from xsp.share import devicestore, shelf, store, wire
 
     capacity = args.capacity or (processes.free_memory_bytes() or 1 << 30) // 2
@@ -66,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
     eviction = shelf.Eviction(args.evict)
     host_store = store.WeightStore(wire.directory(args.dir), capacity, eviction)
     device_stores = devicestore.start_device_stores(host_store, args.device, args.device_capacity, eviction)
-    devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
-    message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
+    also = "".join(f", and {devices.sharing_device(ordinal).id}" for ordinal in device_stores)
+    message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{also}; Ctrl-C ends it"
     host_store.serve_until_signal(lambda: progress.echo(message, flush=True))
     for ordinal, process in devicestore.wait_for_exit(device_stores):
         progress.warn(
-            f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have ended; "
-            "killing it would make their memory invalid"
+            f"xsp share: process {process} keeps the memory of {devices.sharing_device(ordinal).id} until the attached "
+            "processes have ended; killing it would make their memory invalid"
         )
     return 0

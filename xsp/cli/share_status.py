@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         used_text, capacity_text = texts.size_text(store["held_bytes"]), texts.size_text(store["capacity_bytes"])
         copying = f", {texts.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
-        prefix = f"cuda:{store['device']['ordinal']}, {store['device']['name']}: " if "device" in store else ""
+        prefix = f"{store['device']['label']}, {store['device']['name']}: " if "device" in store else ""
         progress.echo(
             f"{prefix}process {store['pid']}: {used_text} of {capacity_text}{copying}; "
             f"{store['evictions']} evicted so far"

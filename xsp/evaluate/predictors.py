@@ -376,10 +376,13 @@ class Onnx:
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads
-        on_gpu = hardware.asks_for_device(manifest.hardware)
-        if on_gpu and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            raise ManifestError("hardware.gpu: this ONNX Runtime has no CUDA: pip install onnxruntime-gpu")
-        providers = [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"]
+        device = hardware.device_of(manifest.hardware)
+        if not device.is_host and device.onnx_provider not in onnxruntime.get_available_providers():
+            raise ManifestError(
+                f"hardware.gpu: this ONNX Runtime has no {device.onnx_provider or 'provider'} for {device.id}: install "
+                "a build of ONNX Runtime for it (onnxruntime-gpu), or hardware: {gpu: none}"
+            )
+        providers = [*([] if device.is_host else [device.onnx_provider]), "CPUExecutionProvider"]
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:
