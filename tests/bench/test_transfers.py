@@ -21,7 +21,7 @@ from xsp import sections, terminal
 from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
-from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
+from xsp.bench.spec import TIMED, CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, TransferCurve
 from xsp.cli import main
@@ -342,7 +342,7 @@ def test_the_command_times_any_device_that_the_seam_has(
     by_name: dict[str, set[Status]] = {}
     for each in found:
         by_name.setdefault(each.op.partition("::")[2], set()).add(each.status)
-    assert by_name["device-read"] <= {Status.OK, Status.UNSTABLE}
+    assert by_name["device-read"] <= TIMED
     assert by_name["zero-copy"] == {Status.FAILED}
     assert "2 × Stand-in 1" in capsys.readouterr().out
 
@@ -354,9 +354,9 @@ def test_a_device_that_is_busy_is_one_error_and_beside_other_transfers_a_hole(
     transfers_there("kernel-launch", 2, obstacle=busy)
     assert capsys.readouterr().err.splitlines()[-1] == f"xsp: error: {busy}"
     found = transfers_there("kernel-launch,pipe", obstacle=busy)
-    assert {each.op for each in found} == {"transfer::pipe"}
+    assert {each.op for each in found if each.op.startswith("transfer")} == {"transfer::pipe"}
     assert f"{busy}; what needs it was not timed: run it again" in " ".join(capsys.readouterr().out.split())
-    assert {each.op for each in transfers_there("kernel-launch")} == {"transfer::pipe", "transfer::kernel-launch"}
+    assert "transfer::kernel-launch" in {each.op for each in transfers_there("kernel-launch")}
 
 
 def test_a_device_that_is_lost_or_full_marks_the_transfer_and_the_others_are_timed(

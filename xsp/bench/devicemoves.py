@@ -7,7 +7,6 @@ which keep the host busy, and transfers between two devices use the host's clock
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +43,7 @@ def prepare(name: str, size: int) -> Prepared:
         listed = ", ".join(other.id for other in here)
         raise NotTimeable(f"a peer copy needs two devices of one kind, and here is only {listed}")
     for used in here[:1] if name != "peer-copy" else (device, peers[0]):
-        if reason := _obstacle(used):
+        if reason := devices.obstacle(used):
             raise DeviceError(reason)
     with _told(device):
         prepared = _prepared(name, device, peers, size)
@@ -56,12 +55,6 @@ def prepare(name: str, size: int) -> Prepared:
             return timed(calls)
 
     return replace(prepared, timed=batch)
-
-
-@functools.cache
-def _obstacle(device: Accelerator) -> str | None:
-    """Return why a device cannot be used; asked before its first transfer, as it is busy with them later."""
-    return device.obstacle()
 
 
 @contextlib.contextmanager

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _line(result: dict[str, Any]) -> str:
     """Return the line for the comparison of one object."""
+    from xsp.device import devices
 
     pids = ", ".join(map(str, result["attached"])) or "nobody"
     verdict = "equal"
@@ -72,6 +73,6 @@ def _line(result: dict[str, Any]) -> str:
     elif result["corrupted"]:
         verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
     return (
-        f"  {result['device']['label']}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
+        f"  {devices.sharing_device(result['device']['ordinal']).id}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
         f"attached: {pids}  {result['source']}: {verdict}"
     )

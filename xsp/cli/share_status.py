@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status of the store."""
+    from xsp.device import devices as known
     from xsp.share import client, devices
 
     status = client.status(args.dir)
@@ -40,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
             continue
         used_text, capacity_text = texts.size_text(store["held_bytes"]), texts.size_text(store["capacity_bytes"])
         copying = f", {texts.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
-        prefix = f"{store['device']['label']}, {store['device']['name']}: " if "device" in store else ""
+        prefix = ""
+        if "device" in store:
+            prefix = f"{known.sharing_device(store['device']['ordinal']).id}, {store['device']['name']}: "
         progress.echo(
             f"{prefix}process {store['pid']}: {used_text} of {capacity_text}{copying}; "
             f"{store['evictions']} evicted so far"

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,8 +72,13 @@ class Cuda(Accelerator):
             return 0
         import torch
 
-        is_hip = torch.version.hip is not None
-        return torch.cuda.device_count() if is_hip == issubclass(cls, Hip) and torch.cuda.is_available() else 0
+        if (torch.version.hip is not None) != issubclass(cls, Hip):
+            return 0
+        if torch.cuda.is_initialized():
+            return torch.cuda.device_count()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a driver that is too old: `absence` says so, where it matters
+            return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     @classmethod
     def may_be_here(cls) -> bool:
@@ -89,7 +95,8 @@ class Cuda(Accelerator):
         except ImportError:
             return "torch is not installed: pip install 'xsp[torch]'"
         except Exception as error:
-            return first_sentence(error)
+            remedy = ": update it, or install a build of PyTorch for it" if "too old" in str(error) else ""
+            return first_sentence(error) + remedy
         return ""
 
     def initialise(self) -> None:
@@ -314,7 +321,7 @@ class Cuda(Accelerator):
         """Return whether torch has a context."""
         import torch
 
-        return torch.cuda.is_available() and torch.cuda.is_initialized()
+        return torch.cuda.is_initialized()
 
     @property
     def uuid(self) -> str:

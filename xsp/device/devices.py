@@ -59,6 +59,23 @@ def accelerators() -> list[Device]:
     return [device for device in present() if not device.is_host]
 
 
+_usable: set[Device] = set()
+"""Devices that this process could use when it asked first."""
+
+
+def obstacle(device: Device) -> str | None:
+    """Return why a device cannot be used by this process, and what to do.
+
+    It is asked until it is usable: later the work of this process would look like that of others.
+    """
+    if device in _usable:
+        return None
+    reason = device.obstacle()
+    if reason is None:
+        _usable.add(device)
+    return reason
+
+
 def used() -> list[Device]:
     """Return the accelerators that this process has initialised; it loads torch for none."""
     if "torch" not in sys.modules:

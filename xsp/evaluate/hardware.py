@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xsp.device import devices
-from xsp.device.contract import Device
+from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
 from xsp.errors import ManifestError
 from xsp.evaluate.manifest import Hardware
@@ -35,9 +35,33 @@ def processor_note(hardware: Hardware) -> list[str]:
     return [f"evaluated on the processor, not on {names}: hardware: {{gpu: any}} chooses the device"]
 
 
-def torch_name(hardware: Hardware) -> str:
-    """Return what torch calls the device of a manifest; errors as in `device_of`."""
-    return device_of(hardware).torch_name
+def usable(hardware: Hardware) -> Device:
+    """Return the device of a manifest, for a model that is opened on it.
+
+    Raises:
+        ManifestError: there is none, or it is busy or cannot be used.
+    """
+    device = device_of(hardware)
+    reason = None if device.is_host else devices.obstacle(device)
+    if reason is not None:
+        raise ManifestError(f"hardware.gpu: {reason}")
+    return device
+
+
+def remedy(torch_name: str, error: BaseException) -> str:
+    """Return what to do about an error of a model on a device; empty if the device does not know it.
+
+    Args:
+        torch_name: what torch calls the device.
+        error: what the model raised.
+    """
+    device = devices.of_tensor(torch_name)
+    fault = None if device is None else device.fault(error)
+    if device is None or fault is None:
+        return ""
+    if fault is Fault.OUT_OF_MEMORY:
+        return f"; {device.id} has too little memory free: give a smaller batch, or end what else uses it"
+    return f"; {device.id} is lost for this process: run it again once the device answers (xsp doctor)"
 
 
 def device_of(hardware: Hardware) -> Device:

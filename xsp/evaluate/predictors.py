@@ -124,7 +124,7 @@ class Torch:
         dtype = getattr(torch, model.precision)
         drawn: list[str] = []
         notes: list[str] = []
-        device = hardware.torch_name(manifest.hardware)
+        device = hardware.usable(manifest.hardware).torch_name
         if model.share:
             module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
@@ -376,7 +376,7 @@ class Onnx:
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads
-        device = hardware.device_of(manifest.hardware)
+        device = hardware.usable(manifest.hardware)
         if not device.is_host and device.onnx_provider not in onnxruntime.get_available_providers():
             raise ManifestError(
                 f"hardware.gpu: this ONNX Runtime has no {device.onnx_provider or 'provider'} for {device.id}: install "

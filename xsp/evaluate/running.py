@@ -114,7 +114,10 @@ def _predict(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
         raise
     except Exception as error:
         shapes = ", ".join(str(list(array.shape)) for array in batch.values())
-        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({first_line(error)})") from error
+        remedy = requested.remedy(getattr(handle, "device", "cpu"), error)
+        raise ManifestError(
+            f"model: raises {type(error).__name__} on {shapes} ({first_line(error)}){remedy}"
+        ) from error
 
 
 def evaluate(

@@ -227,8 +227,8 @@ class DeviceStore(Serving[DeviceObject]):
 
     def status(self) -> dict[str, Any]:
         """Return the contents of the device's store, and the attached processes."""
-        facts = {name: getattr(self.device, name) for name in ("label", "ordinal", "name", "uuid")}
-        return {"device": facts, **super().status()}
+        device = {"ordinal": self.device.ordinal, "name": self.device.name, "uuid": self.device.uuid}
+        return {"device": device, **super().status()}
 
     def _copy(self, key: str, source: str) -> CopyResult[DeviceObject]:
         """Copy an object of the host's store onto the device; an error becomes a message in the result."""

@@ -135,7 +135,7 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
     except ImportError as error:
         raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
     model, notes = manifest.model, hardware.processor_note(manifest.hardware)
-    device = hardware.torch_name(manifest.hardware)
+    device = hardware.usable(manifest.hardware).torch_name
     source, settings = predictors.source_of(manifest, folder, device)
     try:
         built = models.build(source, replace(settings, prefill=drawn.most_tokens))
