@@ -72,7 +72,8 @@ def _line(result: dict[str, Any]) -> str:
         verdict = f"not compared: {result['error']}"
     elif result["corrupted"]:
         verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
+    label = devices.sharing_device(result["device"]["ordinal"]).id
     return (
-        f"  {devices.sharing_device(result['device']['ordinal']).id}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
+        f"  {label}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
         f"attached: {pids}  {result['source']}: {verdict}"
     )
