@@ -205,21 +205,68 @@ def test_the_tests_stand_in_the_folders_of_what_they_test() -> None:
 # --- devices ------------------------------------------------------------------------------------------------------
 
 BY_NAME = {
-    "advise/device.py": "texts of advice, which name what a program calls",
-    "advise/waits.py": "texts of advice",
-    "importers/torchmemory.py": "snapshots of torch.cuda.memory are what it reads",
+    "collectors/xsp_collectors/cuda/": "the collectors for CUDA",
+    "collectors/xsp_collectors/torchops.py": "the profiler of torch names its devices and its kinds of events",
+    "xsp/advise/device.py": "texts of advice, which name what a program calls",
+    "xsp/advise/waits.py": "texts of advice",
+    "xsp/bench/variants.py": "torch's switches of precision",
+    "xsp/cached.py": "environment variables",
+    "xsp/callnames.py": "names of calls, as profilers write them",
+    "xsp/cli/": "examples of what a user types",
+    "xsp/cost/flops.py": "names of operators",
+    "xsp/counters/ncu.py": "the tool of one manufacturer",
+    "xsp/device/ceilings.py": "trade names",
+    "xsp/device/contract.py": "where memory is shared",
+    "xsp/device/cuda": "the devices of CUDA and ROCm",
+    "xsp/device/devices.py": "an example for messages",
+    "xsp/device/processor.py": "environment variables",
+    "xsp/exporters/traceevents.py": "names of a format",
+    "xsp/frameworks.py": "words of texts of advice",
+    "xsp/health/device.py": "the option of a profiler, and what its importer stores",
+    "xsp/importers/": "names of formats, and of what writes them",
+    "xsp/predict/collectives.py": "links with their published rates",
+    "xsp/samples/nvml.py": "the library of one manufacturer",
+    "xsp/schema.py": "attributes that were stored, by name",
+    "xsp/scrub.py": "values that are no secret",
 }
-"""Modules that use `torch.cuda` although they are no device, and why; the others ask `xsp.device`."""
+"""Beginnings of the paths of files whose code names a kind of device or a product, and why."""
+
+KINDS = re.compile(
+    r"cuda|nvidia|\bhip\b|rocm|geforce|\btesla\b|\b(V100|A100|H100|H200|B200|MI\d{3}X?)\b", re.IGNORECASE
+)
+
+
+def names_in_code(path: Path) -> Iterator[str]:
+    """Yield the names and the texts of a file, without comments and docstrings: those may state facts of a device."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bodies = (body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list))
+    said = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
+        yield from (name for field in ("id", "attr", "name", "arg") if isinstance(name := getattr(node, field, 0), str))
+
+
+def test_only_devices_and_what_is_listed_name_a_kind_of_device_or_a_product() -> None:
+    naming = {
+        str(path.relative_to(ROOT))
+        for package in ("xsp", "collectors")
+        for path in sources(package)
+        if any(KINDS.search(name) for name in names_in_code(path))
+    }
+    assert [path for path in sorted(naming) if not path.startswith(tuple(BY_NAME))] == []
+    assert [name for name in BY_NAME if not any(path.startswith(name) for path in naming)] == []
 
 
 def test_only_devices_ask_torch_for_a_gpu_by_name() -> None:
-    package = ROOT / "xsp"
-    naming = {
-        str(path.relative_to(package))
-        for path in package.rglob("*.py")
-        if "torch.cuda" in path.read_text(encoding="utf-8") and path.parent.name != "device"
+    """Texts and docstrings may say `torch.cuda` where a program or a format does."""
+    asking = {
+        str(path.relative_to(ROOT))
+        for path in sources("xsp")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"
     }
-    assert naming == {*BY_NAME}
+    assert asking == {"xsp/device/cuda.py", "xsp/device/cudamemory.py"}
 
 
 def test_no_module_compares_the_kind_of_a_device_by_name() -> None:

@@ -44,9 +44,6 @@ TORCH_VARIABLES = re.compile(
 )
 """Environment variables that change the behaviour of PyTorch and its libraries."""
 
-DEVICE_PATTERNS = ("nvidia[0-9]*", "kfd", "dxg")
-"""Patterns in `/dev`: if a file matches, only PyTorch knows which devices the machine has."""
-
 _DISTRIBUTION_SUFFIXES = (".dist-info", ".egg-info", ".egg-link", ".pth")
 
 _before_torch: dict[str, Any] | None = None
@@ -110,11 +107,6 @@ def software_before_torch() -> dict[str, Any] | None:
     if "torch" not in sys.modules:
         return software()
     return _before_torch if _before_torch is not None and _before_torch["variables"] == _variables() else None
-
-
-def has_devices() -> bool:
-    """Return whether this machine has a device that PyTorch may use."""
-    return any(True for pattern in DEVICE_PATTERNS for _ in Path("/dev").glob(pattern))
 
 
 def read(kind: str, key: Mapping[str, Any] | None) -> str | None:

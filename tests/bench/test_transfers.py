@@ -9,8 +9,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from xsp import sections, terminal
 from xsp.bench import curvetext, links, numanodes, partner, transfers, turns
 from xsp.bench.environment import Environment
 from xsp.bench.shapes import fit
-from xsp.bench.spec import CacheState, Spec, Status, Timing, untimed
+from xsp.bench.spec import TIMED, CacheState, Spec, Status, Timing, untimed
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, FAMILIES, MEMORY, MIB, OF_RANKS, TRANSFERS, TransferCurve
 from xsp.cli import main
@@ -302,7 +303,7 @@ def test_transfers_of_a_device_are_timed_by_its_clock(tmp_path: Path, monkeypatc
             assert found == pytest.approx(ns, rel=0.01), name
     for name, said in (
         ("zero-copy", "reads no memory of the host in place"), ("managed-demand", "has no managed memory"),
-        ("peer-copy", "there is only one device here"),
+        ("peer-copy", "a peer copy needs two devices of one kind, and here is only standin:0"),
     ):  # fmt: skip
         with pytest.raises(NotTimeable, match=said):
             devicemoves.prepare(name, size)
@@ -313,6 +314,64 @@ def test_transfers_of_a_device_are_timed_by_its_clock(tmp_path: Path, monkeypatc
     monkeypatch.setenv(standin.VARIABLE, '{"count": 0}')
     with pytest.raises(NotTimeable, match="there is no device here"):
         devicemoves.prepare("device-copy", size)
+
+
+@pytest.fixture
+def transfers_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Timings]]:
+    """Time families of transfers on the stand-in with some settings, by the command, and return the table."""
+    import standin
+
+    from xsp.bench.environment import current_environment
+
+    def timed(families: str, code: int = 0, **values: Any) -> Timings:
+        standin.install(tmp_path / "site", monkeypatch, **values)
+        current_environment.cache_clear()
+        words = ["--families", families, "--budget", "60s", "--timings", str(tmp_path / "timings")]
+        assert main(["bench", "transfers", *words]) == code
+        return Timings.open(tmp_path / "timings")
+
+    yield timed
+    current_environment.cache_clear()
+
+
+def test_the_command_times_any_device_that_the_seam_has(
+    transfers_there: Callable[..., Timings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = transfers_there("device-read,kernel-launch,zero-copy", count=2)
+    assert [device["name"] for device in found.environment.properties["devices"]] == ["Stand-in 1", "Stand-in 1"]
+    by_name: dict[str, set[Status]] = {}
+    for each in found:
+        by_name.setdefault(each.op.partition("::")[2], set()).add(each.status)
+    assert by_name["device-read"] <= TIMED
+    assert by_name["zero-copy"] == {Status.FAILED}
+    assert "2 × Stand-in 1" in capsys.readouterr().out
+
+
+def test_a_device_that_is_busy_is_one_error_and_beside_other_transfers_a_hole(
+    transfers_there: Callable[..., Timings], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    busy = "standin:0 is busy, 97 % by other processes: end them"
+    transfers_there("kernel-launch", 2, obstacle=busy)
+    assert capsys.readouterr().err.splitlines()[-1] == f"xsp: error: {busy}"
+    found = transfers_there("kernel-launch,pipe", obstacle=busy)
+    assert {each.op for each in found if each.op.startswith("transfer")} == {"transfer::pipe"}
+    assert f"{busy}; what needs it was not timed: run it again" in " ".join(capsys.readouterr().out.split())
+    assert "transfer::kernel-launch" in {each.op for each in transfers_there("kernel-launch")}
+
+
+def test_a_device_that_is_lost_or_full_marks_the_transfer_and_the_others_are_timed(
+    transfers_there: Callable[..., Timings], tmp_path: Path
+) -> None:
+    found = transfers_there("device-write,kernel-launch", faults={"aten::fill_": "memory"})
+    full = [each for each in found if each.op == "transfer::device-write"]
+    assert {(each.status, each.reason) for each in full} == {
+        (Status.TOO_LARGE, "stand-in out of memory: 3 GiB were asked for")
+    }
+    gone = {"faults": {"aten::fill_": "gone"}, "gone": str(tmp_path / "gone")}
+    found = transfers_there("device-write,pipe", **gone)
+    lost = [each for each in found if each.status is Status.FAILED]
+    assert [each.reason for each in lost] == ["RuntimeError: stand-in error: an illegal address was used"]
+    assert any(each.op == "transfer::pipe" and each.is_timed for each in found)
 
 
 def test_without_a_device_its_transfers_are_refused_and_with_one_peers_are(tmp_path: Path) -> None:

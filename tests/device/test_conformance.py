@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -364,6 +365,25 @@ def test_errors_of_cuda_are_told_apart(message: str, fault: Fault | None) -> Non
     from xsp.device.cuda import Cuda
 
     assert Cuda().fault(RuntimeError(message)) is fault
+
+
+def test_a_driver_that_is_too_old_is_one_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by …"
+
+    def warned() -> bool:
+        warnings.warn(f"CUDA initialization: {text}", stacklevel=2)
+        return False
+
+    def refused() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.cuda, "is_available", warned)
+    monkeypatch.setattr(torch.cuda, "init", refused)
+    said = r"no device cuda:0 here \(.*is too old \(found version 11040\): update it, or install a build of PyTorch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeviceError, match=said):
+            devices.of("cuda:0")
 
 
 def test_lowered_clocks_are_said_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,29 +10,59 @@ pytest.importorskip("torch")
 
 import standin
 
+from xsp.device import devices
 from xsp.errors import ManifestError
-from xsp.evaluate import agents
+from xsp.evaluate import agents, hardware
 from xsp.evaluate.manifest import Hardware
 from xsp.launch import models
 
 
 def test_a_manifest_chooses_a_device_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path, monkeypatch, count=2)
-    assert agents.accelerators() == (standin.PRODUCT, standin.PRODUCT)
+    assert hardware.accelerators() == (standin.PRODUCT, standin.PRODUCT)
     for gpu in ("", "none", "None"):
-        assert not agents.asks_for_device(Hardware(gpu=gpu))
-        assert agents.torch_name(Hardware(gpu=gpu)) == "cpu"
-    assert agents.asks_for_device(Hardware(gpu="any"))
-    assert agents.torch_name(Hardware(gpu="stand-in")) == standin.StandIn(0).torch_name
+        assert not hardware.asks_for_device(Hardware(gpu=gpu))
+        assert hardware.usable(Hardware(gpu=gpu)).torch_name == "cpu"
+    assert hardware.asks_for_device(Hardware(gpu="any"))
+    assert hardware.usable(Hardware(gpu="stand-in")).torch_name == standin.StandIn(0).torch_name
     with pytest.raises(ManifestError, match=r"hardware.gpu: 'H200' is required, here are Stand-in 1, Stand-in 1"):
-        agents.torch_name(Hardware(gpu="H200"))
+        hardware.usable(Hardware(gpu="H200"))
     note = "evaluated on the processor, not on Stand-in 1: hardware: {gpu: any} chooses the device"
-    assert agents.processor_note(Hardware()) == [note]
-    assert agents.processor_note(Hardware(gpu="none")) == agents.processor_note(Hardware(gpu="any")) == []
+    assert hardware.processor_note(Hardware()) == [note]
+    assert hardware.processor_note(Hardware(gpu="none")) == hardware.processor_note(Hardware(gpu="any")) == []
     monkeypatch.setenv(standin.VARIABLE, '{"count": 0}')
-    assert agents.processor_note(Hardware()) == []
+    assert hardware.processor_note(Hardware()) == []
     with pytest.raises(ManifestError, match="'any' is required, here are none"):
-        agents.torch_name(Hardware(gpu="any"))
+        hardware.usable(Hardware(gpu="any"))
+
+
+def test_a_device_that_is_busy_is_refused_and_one_that_was_usable_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_usable", set())
+    busy = "standin:0 is busy, 97 % by other processes: end them"
+    standin.install(tmp_path, monkeypatch, obstacle=busy)
+    with pytest.raises(ManifestError, match=f"hardware.gpu: {busy}"):
+        hardware.usable(Hardware(gpu="any"))
+    assert not hardware.usable(Hardware()).obstacle()
+    monkeypatch.setenv(standin.VARIABLE, "{}")
+    assert hardware.usable(Hardware(gpu="any")).id == "standin:0"
+    standin.install(tmp_path, monkeypatch, obstacle=busy)  # by the model that was opened before
+    assert hardware.usable(Hardware(gpu="any")).id == "standin:0"
+
+
+def test_an_error_of_the_device_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin.install(tmp_path, monkeypatch)
+    monkeypatch.setattr(standin.StandIn, "torch_name", "standin:0")
+    for text, said in (
+        ("stand-in out of memory", "; standin:0 has too little memory free: give a smaller batch, or end"),
+        ("stand-in error: an illegal address", "; standin:0 is lost for this process: run it again once"),
+        ("sizes differ", ""),
+    ):
+        found = hardware.remedy("standin:0", RuntimeError(text))
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
+    assert hardware.remedy("cpu", RuntimeError("sizes differ")) == ""
 
 
 def test_agents_and_models_ask_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,19 @@ def test_branches_are_worth_streams_only_where_they_leave_the_device_unused(tmp_
         list(parallelism.stream_advice(graph, None))
 
 
+class Reads(Branches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * x.max().item()
+
+
+def test_a_step_that_reads_a_value_is_not_advised_streams_and_a_capture_only_without_the_read(tmp_path: Path) -> None:
+    ns = {"linear": {AS_RUN: 50e3}, "cat": {AS_RUN: 10e3}}
+    graph = device_graph(Reads(), torch.zeros(8, 64), folder=tmp_path, ns=ns, whole=(4.7e6, 4.6e6))
+    assert not list(parallelism.stream_advice(graph, [Figure(0.01 * 50e3)] * len(graph.graph.nodes)))
+    (piece,) = launches.pieces(graph)
+    assert piece.do.startswith("keep on the device what the step reads (item), then capture the step once")
+
+
 # --- recorded on an H200 ------------------------------------------------------------------------------------------
 
 

@@ -20,8 +20,9 @@ from test_share_modules import Odd, Small, in_shards, small, written  # noqa: E4
 
 import xsp  # noqa: E402
 from xsp import share  # noqa: E402
+from xsp.device import cudasharing as driver  # noqa: E402
 from xsp.errors import ShareError  # noqa: E402
-from xsp.share import devices, driver, modules  # noqa: E402
+from xsp.share import devices, modules  # noqa: E402
 
 if torch.version.cuda is None:
     pytest.skip("this PyTorch is built without CUDA", allow_module_level=True)

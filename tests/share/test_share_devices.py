@@ -24,8 +24,9 @@ from test_share_store import KIB, file_of
 
 from xsp import connections
 from xsp.cli import main, share
+from xsp.device import cudasharing as driver
 from xsp.errors import ShareError
-from xsp.share import client, devices, devicestore, driver, wire
+from xsp.share import client, devices, devicestore, wire
 from xsp.share.serving import SWEEP_S
 
 MIB = 1 << 20
@@ -203,7 +204,7 @@ def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(
     held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
     there.end(signal.SIGKILL)
-    wait_for(lambda: not list(there.folder.glob("cuda-*.sock")))
+    wait_for(lambda: not list(there.folder.glob("device-*.sock")))
     os.kill(keeper, signal.SIGTERM)  # it is told to end once more, and has a client
     assert not fakecuda.has_ended(keeper)
     assert content(held) == b"\7" * 64 * KIB
@@ -226,7 +227,7 @@ def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys:
         assert main(["share", "evict", "--dir", str(there.folder), "--all"]) == 0
         said = capsys.readouterr()
         assert "1 evicted, 0 attached" in said.out
-        assert "nothing was evicted at cuda-" in said.err
+        assert "nothing was evicted at device-" in said.err
         assert main(["share", "check", "--dir", str(there.folder)]) != 0
         there.end()
     with serving(standing, tmp_path / "s") as there:  # in the place of the socket that was left
@@ -297,7 +298,8 @@ def test_what_cannot_be_opened_stays_attached_to_nobody(
 
 def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: StoreProcess, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from xsp.share import client, devices, driver\n"
+        "import os, sys; from pathlib import Path; from xsp.share import client, devices\n"
+        "from xsp.device import cudasharing as driver\n"
         "folder = Path(sys.argv[2]); on_host = client.attach(sys.argv[1], folder)\n"
         "held = devices.attach(on_host, driver.device(0), 'w', folder)\n"
         "os.environ['STANDIN_REFUSES'] = 'cuIpcCloseMemHandle:999'; del held; print('closed', flush=True)\n"

@@ -18,7 +18,8 @@ pytest.importorskip("safetensors")
 from safetensors.torch import save_file  # noqa: E402
 
 from xsp import share  # noqa: E402
-from xsp.share import devices, driver  # noqa: E402
+from xsp.device import cudasharing as driver  # noqa: E402
+from xsp.share import devices  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +33,7 @@ _CLIENT = f"""
 import sys, json, torch
 from pathlib import Path
 from xsp import share
-from xsp.share import driver
+from xsp.device import cudasharing as driver
 torch.cuda.init()
 torch.mm(*torch.zeros(2, 8, 8, device="cuda:0"))  # cuBLAS's workspace is 32 MiB on a device of compute 9.0
 with share.empty():

@@ -18,8 +18,9 @@ import fakecuda
 import sharing
 from test_share_store import file_of
 
+from xsp.device import cudasharing as driver
 from xsp.errors import ShareError
-from xsp.share import client, devices, driver
+from xsp.share import client, devices
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from xsp import stats
 from xsp.analyses.contract import Table, analysis, values
 from xsp.analyses.loop import STEP_SOURCES, kinds_of, reason_without_loop, scope_names
-from xsp.samples.nvml import INSTALL, REASONS_SQL
+from xsp.samples.nvml import NEEDS, REASONS_SQL
 from xsp.store.iterations import Iteration, iterations
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -164,7 +164,7 @@ def _reason_without_counter(trace: Trace) -> str | None:
     samples = [run.samples for run in trace.run.rank_runs if run.samples is not None]
     reasons = [record.absent["nvml"] for record in samples if "nvml" in record.absent]
     reasons += [note for record in samples for note in record.notes if ENERGY in note]
-    text = "; ".join(dict.fromkeys(reasons)) or f"it needs an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
+    text = "; ".join(dict.fromkeys(reasons)) or f"it needs {NEEDS}"
     return f"the device's energy counter was not sampled while {trace.name!r} ran: {text}"
 
 

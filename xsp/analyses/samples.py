@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from xsp.analyses.contract import Table, analysis
-from xsp.samples.nvml import MASK, REASONS_SQL
+from xsp.samples.nvml import ABSENT, MASK, REASONS_SQL
 from xsp.schema import Kind
 from xsp.store.trace import Trace
 
@@ -52,7 +52,7 @@ def _reason_without_masks(trace: Trace) -> str | None:
     """Return why the times of reduced clocks are unknown, or None if they are known."""
     if trace.con.execute(f"SELECT 1 FROM samples WHERE name = '{MASK}' LIMIT 1").fetchall():
         return None
-    reason = _absent(trace).get("nvml") or "no NVIDIA device was sampled"
+    reason = _absent(trace).get("nvml") or ABSENT
     return f"reasons for lower clocks were not sampled ({reason})"
 
 

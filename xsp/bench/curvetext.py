@@ -35,6 +35,9 @@ def document(
     spent = "" if seconds is None else f", {new_count:,} of them now, in {seconds:.1f} s"
     texts = [f"{target}: {count:,} timings{spent}", timings.environment.name]
     hint = "run it without --list" if seconds is None else "run it again"
+    here = [device.get("name") for device in timings.environment.properties.get("devices") or ()]
+    if len(here) > 1 and any(curve.family.device for curve in curves):
+        texts.append(f"transfers of a device are those of the first, {here[0]}")
     texts += [f"{missing:,} sizes have no timing yet: {hint}"] if missing else []
     return Section(texts[0], (*map(Text, texts[1:]), *_parts(timings, curves)))
 

@@ -6,7 +6,9 @@ which keep the host busy, and transfers between two devices use the host's clock
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +17,8 @@ from xsp.bench.inputs import NotTimeable
 from xsp.bench.torchcalls import Prepared, self_timed
 from xsp.bench.transfers import FAMILIES, ROW
 from xsp.device import devices
-from xsp.device.contract import Accelerator
+from xsp.device.contract import Accelerator, DeviceLost, Elapsed, Fault
+from xsp.errors import DeviceError, first_sentence
 
 MOST_CALLS = 100
 """Most transfers of a batch by the device's clock: they are queued while it spins."""
@@ -24,25 +27,62 @@ MOST_LAUNCHES = 500
 
 
 def prepare(name: str, size: int) -> Prepared:
-    """Return a transfer that involves a device, ready to be timed."""
+    """Return a transfer that involves a device, ready to be timed.
+
+    Raises:
+        NotTimeable: there is no such device, or it has no such transfer.
+        DeviceError: the device cannot be used now.
+        MemoryError: it has too little memory.
+        DeviceLost: it is lost for this process.
+    """
     here = [device for device in devices.accelerators() if isinstance(device, Accelerator)]
     if not here:
         raise NotTimeable("there is no device here")
     device, peers = here[0], [other for other in here[1:] if other.kind == here[0].kind]
     if name == "peer-copy" and not peers:
-        raise NotTimeable("there is only one device here, and a peer copy needs two")
+        listed = ", ".join(other.id for other in here)
+        raise NotTimeable(f"a peer copy needs two devices of one kind, and here is only {listed}")
+    for used in here[:1] if name != "peer-copy" else (device, peers[0]):
+        if reason := devices.obstacle(used):
+            raise DeviceError(reason)
+    with _told(device):
+        prepared = _prepared(name, device, peers, size)
+    timed = prepared.timed
+    assert timed is not None
+
+    def batch(calls: int) -> int | Elapsed:
+        with _told(device):
+            return timed(calls)
+
+    return replace(prepared, timed=batch)
+
+
+@contextlib.contextmanager
+def _told(device: Accelerator) -> Iterator[None]:
+    """Raise what the device says that an error means: the sitting is the processor's, which does not know."""
     try:
-        if not FAMILIES[name].most:
-            call = _launched(name, device)
-            return self_timed(lambda calls: _by_host(device, call, calls, issued=True), MOST_LAUNCHES)
-        if name == "peer-copy":
-            return _peer_copy(device, peers[0], size)
-        if name == "zero-copy" or name.startswith("managed-"):
-            return _of_host_pages(name, device, size)
-        if name == "both-ways-pinned":
-            return _both_ways(device, size)
+        yield
     except NotImplementedError as error:
         raise NotTimeable(str(error)) from error
+    except Exception as error:
+        fault = device.fault(error)
+        if fault is Fault.OUT_OF_MEMORY:
+            raise MemoryError(first_sentence(error)) from error
+        if fault is Fault.LOST:
+            raise DeviceLost(first_sentence(error)) from error
+        raise
+
+
+def _prepared(name: str, device: Accelerator, peers: Sequence[Accelerator], size: int) -> Prepared:
+    if not FAMILIES[name].most:
+        call = _launched(name, device)
+        return self_timed(lambda calls: _by_host(device, call, calls, issued=True), MOST_LAUNCHES)
+    if name == "peer-copy":
+        return _peer_copy(device, peers[0], size)
+    if name == "zero-copy" or name.startswith("managed-"):
+        return _of_host_pages(name, device, size)
+    if name == "both-ways-pinned":
+        return _both_ways(device, size)
     move = _moved(name, device, size)
     if name.endswith("pageable"):
         return self_timed(lambda calls: _by_host(device, move, calls))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from xsp.device import devices
 from xsp.device.contract import Device
 from xsp.device.processor import Processor
 
@@ -83,7 +84,7 @@ class Environment:
             return ""
         return (
             f"the calls are timed on the processor ({self.processor}), not on {self.devices}; to choose the "
-            "device: --device cuda:0 of xsp bench, bound, advise and predict (timings on it), or "
+            f"device: --device {devices.example()} of xsp bench, bound, advise and predict (timings on it), or "
             "xsp bound MODEL --device NAME (its quoted peak rates)"
         )
 

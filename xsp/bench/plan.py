@@ -17,7 +17,7 @@ from xsp.bench.timings import Timings
 from xsp.bench.turns import TurnLimits, Turns
 from xsp.device.contract import Device
 from xsp.device.processor import Processor
-from xsp.errors import BenchError, nearest
+from xsp.errors import BenchError, DeviceError, nearest
 from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind, Source
@@ -216,7 +216,7 @@ def fill(
 
     Raises:
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
-        DeviceError: the device cannot be used.
+        DeviceError: the device cannot be used, or nothing could be timed because one that transfers need cannot.
     """
     device = device or Processor()
     if not 0 < seconds < math.inf:
@@ -233,8 +233,11 @@ def fill(
         places = {key: position for position, key in enumerate(pairs)}
         ordered.sort(key=lambda spec: places[spec.key])
     results: list[Timing] = []
+    refused_now: dict[str, None] = {}
 
     def store(batch: list[Timing]) -> None:
+        refused_now.update((timing.reason, None) for timing in batch if timing.status is Status.MISSING)
+        batch = [timing for timing in batch if timing.status is not Status.MISSING]
         timings.add(batch)
         results.extend(replace(timing, environment=timings.environment.hash) for timing in batch)
 
@@ -270,6 +273,9 @@ def fill(
             if turns.lost:
                 timings.problems.append(f"{device.id} was lost: {turns.lost}; all timings until then are kept")
                 break
+    if refused_now and not any(timing.key in pairs for timing in results):
+        raise DeviceError("; ".join(refused_now))
+    timings.problems += [f"{reason}; what needs it was not timed: run it again" for reason in refused_now]
     progress("timed", len(results), total)
     return [timing for timing in results if timing.key in pairs]
 

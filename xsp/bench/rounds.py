@@ -24,9 +24,9 @@ from xsp.bench import torchcalls, variants
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.torchcalls import Prepared
-from xsp.device.contract import Device, Elapsed, Fault
+from xsp.device.contract import Device, DeviceLost, Elapsed, Fault
 from xsp.device.processor import Processor
-from xsp.errors import PluginError
+from xsp.errors import DeviceError, PluginError
 from xsp.version import __version__
 
 BATCH_NS = 1_000_000
@@ -51,10 +51,6 @@ COLD_CALLS = 5
 
 Report = Callable[[int, Timing], None]
 """Callback with the index of a spec and its timing, as soon as the timing is known."""
-
-
-class DeviceLost(Exception):
-    """Raised when this process can no longer use the device; the timing of the block that ran was reported."""
 
 
 Mark = Callable[[int], None]
@@ -143,7 +139,7 @@ def sit(
         device: where the specs run; default: the processor.
 
     Raises:
-        DeviceLost: a block made the device unusable for this process.
+        DeviceLost: a block made its device unusable for this process; its timing is reported.
     """
     device = device or Processor()
     deadline = time.perf_counter_ns() + round(seconds * 1e9)
@@ -211,6 +207,8 @@ def _prepare(
         _warm_up(seat)
     except (NotTimeable, PluginError) as problem:
         return untimed(spec, Status.FAILED, str(problem))
+    except DeviceError as problem:  # another time it may be possible
+        return untimed(spec, Status.MISSING, str(problem))
     except variants.ResultMismatch as problem:
         return replace(untimed(spec, Status.DIFFERENT, str(problem)), error_max=problem.error)
     except MemoryError as problem:
@@ -223,10 +221,11 @@ def _prepare(
 def _failed(index: int, spec: Spec, device: Device, problem: Exception, report: Report) -> Timing:
     """Return the timing of a spec that raised; if the device is lost for this process, report it and say so."""
     message = str(problem).strip().split("\n")[0][:200]
-    fault = device.fault(problem)
+    fault = Fault.LOST if isinstance(problem, DeviceLost) else device.fault(problem)
     if fault is Fault.OUT_OF_MEMORY:
         return untimed(spec, Status.TOO_LARGE, message)
-    timing = untimed(spec, Status.FAILED, f"{type(problem).__name__}: {message}")
+    kind = type(problem.__cause__ or problem if isinstance(problem, DeviceLost) else problem).__name__
+    timing = untimed(spec, Status.FAILED, f"{kind}: {message}")
     if fault is Fault.LOST:
         report(index, timing)
         raise DeviceLost(message) from problem
@@ -237,8 +236,11 @@ def _batch(seat: _Seat, report: Report) -> bool:
     """Time one more batch, and return whether that was possible; if not, report why."""
     try:
         seat.batch()
+    except MemoryError as problem:
+        report(seat.index, untimed(seat.spec, Status.TOO_LARGE, str(problem)))
+        return False
     except Exception as problem:
-        if seat.device.is_host:  # what ends this process is found out by its parent
+        if seat.device.is_host and not isinstance(problem, DeviceLost):  # the parent finds out what ends this process
             raise
         report(seat.index, _failed(seat.index, seat.spec, seat.device, problem, report))
         return False

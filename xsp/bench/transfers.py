@@ -109,7 +109,7 @@ FAMILIES = {
         Family("managed-demand", DEVICE, "managed pages on the host are read by a kernel", device=True),
         Family("managed-prefetch", DEVICE, "managed pages on the host are prefetched", device=True),
         Family("kernel-launch", DEVICE, "the host launches a kernel that does almost nothing", most=0, device=True),
-        Family("graph-launch", DEVICE, "the same by a CUDA graph of one kernel", most=0, device=True),
+        Family("graph-launch", DEVICE, "the same by a replay of one captured kernel", most=0, device=True),
         Family("synchronize", DEVICE, "the host waits for an idle device", most=0, device=True),
         Family("peer-copy", DEVICE, "from one device to another", device=True, peers=True),
     )

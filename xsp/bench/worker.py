@@ -42,8 +42,8 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
     processes.end_with_parent(parent)
     import torch
 
-    from xsp.bench import rounds
     from xsp.device import devices
+    from xsp.device.contract import DeviceLost
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
@@ -66,7 +66,7 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
             mark(-1)
             try:
                 _sit(request, mark, questions.answer, limit_bytes, device)
-            except rounds.DeviceLost:  # another process gets it anew, if it still answers
+            except DeviceLost:  # another process gets it anew, if it still answers
                 questions.close()
                 os._exit(LOST)  # libraries that find the device lost may wait for it at the exit
 

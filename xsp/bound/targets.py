@@ -94,7 +94,7 @@ def of(
     if is_filled or has_blocks:
         raise UsageError(
             f"--device {name} is the name of a product, whose calls cannot be timed here: omit --fill and --construct, "
-            "or give a device of this machine, cuda:0"
+            f"or give a device of this machine, {devices.example()}"
         )
     if like is not None:
         raise UsageError(f"--device {name} selects the timings of that product: omit --like")

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _line(result: dict[str, Any]) -> str:
     """Return the line for the comparison of one object."""
+    from xsp.device import devices
 
     pids = ", ".join(map(str, result["attached"])) or "nobody"
     verdict = "equal"
@@ -60,8 +61,9 @@ def _line(result: dict[str, Any]) -> str:
         verdict = f"not compared: {result['error']}"
     elif result["corrupted"]:
         verdict = f"DIFFERS from the host at {result['corrupted']}; end the processes that are attached"
+    label = devices.sharing_device(result["device"]["ordinal"]).id
     return (
-        f"  cuda:{result['device']['ordinal']}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
+        f"  {label}  {result['key'][:16]}  {texts.size_text(result['nbytes']):>10}  "
         f"attached: {pids}  {result['source']}: {verdict}"
     )
 
@@ -107,7 +109,7 @@ class Serve:
             action="append",
             default=[],
             metavar="N",
-            help="also serve the memory of this device, numbered as in PyTorch (cuda:N); can be repeated",
+            help="also serve the memory of this device, numbered as in PyTorch; can be repeated",
         )
         parser.add_argument(
             "--device-capacity",
@@ -120,6 +122,7 @@ class Serve:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Serve until a signal."""
+        from xsp.device import devices
         from xsp.share import devicestore, shelf, store, wire
 
         capacity = args.capacity or (processes.free_memory_bytes() or 1 << 30) // 2
@@ -128,13 +131,13 @@ class Serve:
         eviction = shelf.Eviction(args.evict)
         host_store = store.WeightStore(wire.directory(args.dir), capacity, eviction)
         device_stores = devicestore.start_device_stores(host_store, args.device, args.device_capacity, eviction)
-        devices = "".join(f", and cuda:{ordinal}" for ordinal in device_stores)
-        message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{devices}; Ctrl-C ends it"
+        also = "".join(f", and {devices.sharing_device(ordinal).id}" for ordinal in device_stores)
+        message = f"xsp share: up to {texts.size_text(capacity)} at {host_store.folder}{also}; Ctrl-C ends it"
         host_store.serve_until_signal(lambda: progress.echo(message, flush=True))
         for ordinal, process in devicestore.wait_for_exit(device_stores):
             progress.warn(
-                f"xsp share: process {process} keeps the memory of cuda:{ordinal} until the attached processes have "
-                "ended; killing it would make their memory invalid"
+                f"xsp share: process {process} keeps the memory of {devices.sharing_device(ordinal).id} until the "
+                "attached processes have ended; killing it would make their memory invalid"
             )
         return 0
 
@@ -201,6 +204,7 @@ class Status:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Print the status of the store."""
+        from xsp.device import devices as known
         from xsp.share import client, devices
 
         status = client.status(args.dir)
@@ -214,7 +218,9 @@ class Status:
                 continue
             used_text, capacity_text = texts.size_text(store["held_bytes"]), texts.size_text(store["capacity_bytes"])
             copying = f", {texts.size_text(store['copying_bytes'])} being copied" if store["copying_bytes"] else ""
-            prefix = f"cuda:{store['device']['ordinal']}, {store['device']['name']}: " if "device" in store else ""
+            prefix = ""
+            if "device" in store:
+                prefix = f"{known.sharing_device(store['device']['ordinal']).id}, {store['device']['name']}: "
             progress.echo(
                 f"{prefix}process {store['pid']}: {used_text} of {capacity_text}{copying}; "
                 f"{store['evictions']} evicted so far"

@@ -19,6 +19,8 @@ from xsp.device import metrics
 from xsp.errors import CounterError
 
 PROGRAM = "ncu"
+MACHINE = "a machine with an NVIDIA GPU"
+
 _FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
 _LIMIT_S = 120
 """Timeout in seconds for short commands; a program under ncu has no timeout."""

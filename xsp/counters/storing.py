@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from xsp import rundir, table
-from xsp.counters import joining, reading
+from xsp.counters import joining, ncu, reading
 from xsp.counters.joining import JoinResult, TimedKernel
 from xsp.device import metrics
 from xsp.device.metrics import KernelFigures
@@ -61,7 +61,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     trace = load.load(run)
     kernels = kernels_of(trace)
     if not kernels:
-        hint = "record it with --levels M/L/G on a machine with an NVIDIA GPU"
+        hint = f"record it with --levels M/L/G on {ncu.MACHINE}"
         raise TraceError(f"{run}: the run holds no kernels that could have counters; {hint}")
     by_kernel: dict[str, KernelFigures] = {}
     joins = [_join_report(report, kernels, by_kernel) for report in reports]

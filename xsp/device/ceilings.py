@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -354,23 +354,42 @@ def measured(device: Device) -> Ceiling:
     torch.set_num_threads(processes.cores())
     try:
         result = _measure(
-            torch, device.torch_name, device.name, size=1024, copy_bytes=1 << 26, finish=device.synchronize
-        )
+            torch, device.torch_name, device.name, size=MEASURED_SIZE, copy_bytes=1 << 26, finish=device.synchronize,
+            own=device.own_products(MEASURED_SIZE),
+        )  # fmt: skip
     finally:
         torch.set_num_threads(previous)
     return replace(result, threads=processes.cores())
 
 
-def _measure(torch: Any, device: str, name: str, size: int, copy_bytes: int, finish: Callable[[], None]) -> Ceiling:
-    """Measure one device; products run on tensor cores if it has them for the type."""
+Products = Iterable[tuple[str, Callable[[], object]]]
+"""Precisions, each with a product of two matrices in it."""
+
+MEASURED_SIZE = 1024
+"""Rows and columns of the matrices whose products are measured."""
+
+
+def _measure(
+    torch: Any, device: str, name: str, size: int, copy_bytes: int, finish: Callable[[], None], own: Products = ()
+) -> Ceiling:
+    """Measure one device; products run on tensor cores if it has them for the type.
+
+    Args:
+        torch: the module.
+        device: what torch calls it.
+        name: its product's name.
+        size: rows and columns of the matrices.
+        copy_bytes: half of the bytes that are copied and changed.
+        finish: waits for it.
+        own: see `xsp.device.contract.Device.own_products`.
+    """
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     if device != "cpu":
         dtypes["fp16"] = torch.float16
-    peaks = {
-        kind: 2 * size**3 / _fastest(_product(torch, device, size, dtype), finish) for kind, dtype in dtypes.items()
-    }
-    if device.startswith("cuda"):
-        peaks |= {kind: 2 * size**3 / seconds for kind, seconds in _tensor_cores_only(torch, device, size, finish)}
+    peaks = {kind: 2 * size**3 / _fastest(product(device, size, dtype), finish) for kind, dtype in dtypes.items()}
+    for kind, work in own:
+        with contextlib.suppress(RuntimeError):  # this torch has another signature: not measured
+            peaks[kind] = 2 * size**3 / _fastest(work, finish)
     for kind in ("fp32", "bf16") if device == "cpu" else ():
         convolution_s = _fastest(_convolution(torch, dtypes[kind], size // 4), finish)
         peaks[kind] = max(peaks[kind], _CONVOLUTION_FLOPS * (size // 4) ** 2 / convolution_s)
@@ -441,35 +460,29 @@ def _timed_moves(
         yield _fastest(work, finish, ROUNDS_NS // 6) / repeats, moved, moved // 8
 
 
-def _product(torch: Any, device: str, size: int, dtype: Any) -> Callable[[], object]:
-    left, right = _operands(torch, device, size, dtype)
+def product(device: str, size: int, dtype: Any) -> Callable[[], object]:
+    """Return the product of two matrices.
+
+    Args:
+        device: what torch calls the device.
+        size: their rows and columns.
+        dtype: their type.
+    """
+    import torch
+
+    left, right = operands(device, size, dtype)
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)
 
 
-def _operands(torch: Any, device: str, size: int, dtype: Any) -> tuple[Any, Any]:
+def operands(device: str, size: int, dtype: Any) -> tuple[Any, Any]:
     """Return two matrices of random numbers: with constant ones a GPU needs less power, and is up to 13 % faster."""
+    import torch
+
     source = torch.Generator(device=device).manual_seed(0)
     values = (torch.empty(size, size, device=device).uniform_(-1, 1, generator=source) for _ in range(2))
     left, right = (value.to(dtype) for value in values)
     return left, right
-
-
-def _tensor_cores_only(torch: Any, device: str, size: int, finish: Callable[[], None]) -> Iterator[tuple[str, float]]:
-    """Yield the seconds of a product in the precisions that only tensor cores have, as far as the device has them."""
-    compute = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and compute >= (8, 0):
-        previous = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
-            yield "tf32", _fastest(_product(torch, device, size, torch.float32), finish)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = previous
-    if torch.version.hip is None and compute >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
-        left, right = _operands(torch, device, size, torch.float8_e4m3fn)
-        scale, right = torch.ones((), device=device), right.t()  # the right matrix must be column-major
-        with contextlib.suppress(RuntimeError):  # this torch has another signature: not measured
-            yield "fp8", _fastest(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16), finish)
 
 
 _SIDE = 28

@@ -2,7 +2,7 @@
 
 | question | answered by |
 |---|---|
-| is it there, and can it be used now | `count`, `obstacle` |
+| is it there, does the program use it, and can it be used now | `count`, `may_be_here`, `is_used`, `obstacle` |
 | tensors and random values on it | `torch_name`, `torch_type`, `generator` |
 | how long do these calls take on it, and how long does the host take to issue them | `timed`, `waited` |
 | what has to be overwritten so that its caches hold other data | `caches`, `rotated_bytes`, `eviction_buffer` |
@@ -10,10 +10,12 @@
 | how much memory is free, and how much may a block take | `free_bytes`, `begin`, `workspace_bytes` |
 | what does an error of torch mean | `fault` |
 | what do transfers use: memory read in place, streams, launches | `pinned`, `seen`, `managed`, `beside`, `launch` |
-| can processes share weights on it, and what does this one hold there | `sharing_obstacle`, `shared`, `held_bytes` |
+| can processes share weights on it | `sharing_obstacle`, `sharing`, `shared` |
+| what does this process hold there | `held_bytes` |
 | how much energy has it used | `energy_joules` |
-| what can it do at most | `ceiling` |
+| what can it do at most | `ceiling`, `own_products` |
 | which device is it, so that only comparable timings are compared | `identity`, `circumstances` |
+| what do runs and the processor's timings note of it | `properties`, `described`, `libraries`, `uuid` |
 
 `Processor` is the processor, `xsp.device.cuda` has GPUs of NVIDIA and AMD. Another device is one class in one file,
 declared as an entry point of `xsp.devices`; `tests/device/test_conformance.py` checks it. Most of them have a clock of
@@ -29,17 +31,21 @@ import enum
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from xsp.device import ceilings
 from xsp.device.ceilings import Ceiling
-from xsp.errors import AnalysisError
+from xsp.device.sharing import SharingDevice
+from xsp.errors import AnalysisError, ShareError
 
 LEAST_ROTATED_BYTES = 16 << 20
 
 SHARED_ON = "memory is shared on the host and on NVIDIA's devices: cpu, cuda:0"
 """Where `xsp share` can keep weights."""
+
+Substitutes = Mapping[Any, Callable[..., tuple[str, Any] | None]]
+"""Function of torch → what a device takes for it: it returns a note and the result, or None to leave the function."""
 
 Arguments = Sequence[tuple[Any, ...]]
 """The arguments of consecutive calls of a function."""
@@ -81,6 +87,10 @@ class Fault(enum.Enum):
     """The process can no longer use the device: an illegal address, a failed launch, a device that does not answer."""
 
 
+class DeviceLost(Exception):
+    """Raised when this process can no longer use a device; the message is the device's."""
+
+
 class Device(ABC):
     """What computes: the processor, or an accelerator with a number."""
 
@@ -97,6 +107,15 @@ class Device(ABC):
 
     convolution_precision: ClassVar[str | None] = None
     """Precision of convolutions of float32 by torch's default, `tf32`; None for that of their inputs."""
+
+    shares: ClassVar[bool] = False
+    """Whether several processes can share memory on devices of this kind, so that `sharing` is there."""
+
+    onnx_provider: ClassVar[str] = ""
+    """What runs ONNX files on it: the name of a provider of ONNX Runtime; empty if none is known."""
+
+    blocking_variables: ClassVar[Mapping[str, str]] = {}
+    """Environment variables by which each launch waits for its kernel."""
 
     captured_by: ClassVar[str] = ""
     """How a program captures its steps to replay them; empty if it cannot, or that is not known."""
@@ -123,6 +142,11 @@ class Device(ABC):
         """Return how many devices of this kind are here, without using one."""
 
     @classmethod
+    def may_be_here(cls) -> bool:
+        """Return whether one could be here; unlike `count`, this loads no library."""
+        return cls.count() > 0
+
+    @classmethod
     def absence(cls) -> str:
         """Return why no device of this kind is here, if that is known; else an empty text."""
         return ""
@@ -141,6 +165,29 @@ class Device(ABC):
     @abstractmethod
     def name(self) -> str:
         """Its product's name."""
+
+    @classmethod
+    def libraries(cls) -> dict[str, Any]:
+        """Return versions of the libraries and the driver that hold its kernels, as plain values, if torch has some."""
+        return {}
+
+    @classmethod
+    def is_used(cls) -> bool:
+        """Return whether this process has initialised devices of this kind, without doing so; torch is loaded."""
+        return False
+
+    @property
+    def uuid(self) -> str:
+        """What the driver calls it in all processes; empty if unknown."""
+        return ""
+
+    def properties(self) -> dict[str, Any]:
+        """Return what a run notes of it, as importers do: at least its name, see `xsp.run.Device`."""
+        return {"name": self.name}
+
+    def described(self) -> dict[str, Any]:
+        """Return what the environment of the processor says of it, as plain values: at least its name."""
+        return {"name": self.name}
 
     # --- tensors --------------------------------------------------------------------------------------------
 
@@ -273,11 +320,19 @@ class Device(ABC):
         """Return why `xsp share` cannot keep weights on it for several processes; empty if it can."""
         return f"{self.id}: {SHARED_ON}"
 
+    def sharing(self) -> SharingDevice:
+        """Return the device as one whose memory processes share, without torch, if this kind `shares`.
+
+        Raises:
+            ShareError: there is no such device, or its memory cannot be shared.
+        """
+        raise ShareError(self.sharing_obstacle())
+
     def shared(self, memory: Any) -> Any:
         """Return memory of another process, opened in this one, as a tensor of bytes, which keeps it open.
 
         Args:
-            memory: has `__cuda_array_interface__`.
+            memory: has `address` on the device and `nbytes`.
         """
         raise NotImplementedError(self.sharing_obstacle())
 
@@ -304,6 +359,21 @@ class Device(ABC):
                 known = ceilings.ceiling(self.name)
         where = "this machine" if self.is_host else self.name
         return known or f"the peak rates of {where} were not measured: xsp doctor --measure"
+
+    @classmethod
+    def operators(cls) -> Substitutes:
+        """Return what torch takes on such devices for functions that have other operators on the processor."""
+        return {}
+
+    def own_products(self, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield precisions that torch has on this kind of device only, each with a product of two matrices in it.
+
+        Each product is run before the next is asked for.
+
+        Args:
+            size: rows and columns of the matrices.
+        """
+        return iter(())
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

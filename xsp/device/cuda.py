@@ -10,13 +10,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from xsp import cached
-from xsp.device import machine, processor
-from xsp.device.contract import Accelerator, Fault, Managed
+from xsp.device import ceilings, machine, processor
+from xsp.device.contract import Accelerator, Fault, Managed, Substitutes
+from xsp.device.sharing import SharingDevice
 from xsp.errors import first_sentence
 
 LEAST_FREE_SHARE = 0.1
@@ -24,6 +25,9 @@ LEAST_FREE_SHARE = 0.1
 
 MOST_FOREIGN_PERCENT = 20
 """Utilisation before any work of ours, above which other work would be part of every figure."""
+
+DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
+"""Patterns of files in `/dev`."""
 
 CALIBRATION_CYCLES = 1_000_000
 
@@ -48,6 +52,9 @@ class Cuda(Accelerator):
     kind = "cuda"
     most_rotated_bytes = 1 << 28
     convolution_precision: ClassVar[str | None] = "tf32"
+    shares = True
+    onnx_provider = "CUDAExecutionProvider"
+    blocking_variables: ClassVar[Mapping[str, str]] = {"CUDA_LAUNCH_BLOCKING": "1"}
     captured_by = 'CUDA graphs, torch.compile(mode="reduce-overhead")'
 
     def __init__(self, index: int = 0) -> None:
@@ -61,12 +68,22 @@ class Cuda(Accelerator):
         """Return how many GPUs torch can use."""
         if importlib.util.find_spec("torch") is None:
             return 0
-        if "torch" not in sys.modules and not cached.has_devices():  # so that no command loads it to count none
+        if "torch" not in sys.modules and not cls.may_be_here():  # so that no command loads it to count none
             return 0
         import torch
 
-        is_hip = torch.version.hip is not None
-        return torch.cuda.device_count() if is_hip == issubclass(cls, Hip) and torch.cuda.is_available() else 0
+        if (torch.version.hip is not None) != issubclass(cls, Hip):
+            return 0
+        if torch.cuda.is_initialized():
+            return torch.cuda.device_count()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a driver that is too old: `absence` says so, where it matters
+            return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    @classmethod
+    def may_be_here(cls) -> bool:
+        """Return whether a driver has made a file in `/dev`: only torch knows which devices those are."""
+        return any(True for pattern in DEVICE_FILES for _ in Path("/dev").glob(pattern))
 
     @classmethod
     def absence(cls) -> str:
@@ -78,7 +95,8 @@ class Cuda(Accelerator):
         except ImportError:
             return "torch is not installed: pip install 'xsp[torch]'"
         except Exception as error:
-            return first_sentence(error)
+            remedy = ": update it, or install a build of PyTorch for it" if "too old" in str(error) else ""
+            return first_sentence(error) + remedy
         return ""
 
     def initialise(self) -> None:
@@ -181,9 +199,7 @@ class Cuda(Accelerator):
 
     def caches(self) -> list[tuple[int, int]]:
         """Return the L2 cache."""
-        import torch
-
-        size = getattr(torch.cuda.get_device_properties(self.index), "L2_cache_size", 0)
+        size = getattr(self._facts(), "L2_cache_size", 0)
         return [(2, int(size))] if size else []
 
     def capture(self, function: Callable[[], object]) -> Callable[[], object]:
@@ -265,12 +281,20 @@ class Cuda(Accelerator):
 
         return "" if torch.version.cuda else f"{self.id}: this PyTorch ({torch.__version__}) is built without CUDA"
 
+    def sharing(self) -> SharingDevice:
+        """Return the device as the driver has it."""
+        from xsp.device import cudasharing
+
+        return cudasharing.device(self.index)
+
     def shared(self, memory: Any) -> Any:
         """Return memory that CUDA IPC has opened."""
         import torch
 
+        from xsp.device.cudamemory import Opened
+
         torch.cuda.init()
-        return torch.as_tensor(memory, device=self.torch_name)
+        return torch.as_tensor(Opened(memory), device=self.torch_name)
 
     def fault(self, error: BaseException) -> Fault | None:
         """Return what an error of torch means; after one of CUDA itself, the context cannot be used any more."""
@@ -279,6 +303,73 @@ class Cuda(Accelerator):
         return Fault.LOST if _LOST.search(str(error)) else None
 
     # --- what it is -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def libraries(cls) -> dict[str, Any]:
+        """Return the versions of CUDA, of cuDNN and of the driver; the last two where there is a GPU."""
+        import torch
+
+        is_here = torch.cuda.is_available()
+        return {
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if is_here else None,
+            "driver": _driver() if is_here else None,
+        }
+
+    @classmethod
+    def is_used(cls) -> bool:
+        """Return whether torch has a context."""
+        import torch
+
+        return bool(torch.cuda.is_initialized())
+
+    @property
+    def uuid(self) -> str:
+        """Without the `GPU-` of NVML."""
+        return str(getattr(self._facts(), "uuid", ""))
+
+    def properties(self) -> dict[str, Any]:
+        """Return what the occupancy of a launch depends on."""
+        facts = self._facts()
+        return {
+            **self.described(),
+            "compute": f"{facts.major}.{facts.minor}",
+            "warp_size": getattr(facts, "warp_size", None),
+        }
+
+    def described(self) -> dict[str, Any]:
+        """Return name, memory and number of multiprocessors."""
+        facts = self._facts()
+        return {"name": facts.name, "memory_bytes": facts.total_memory, "sms": facts.multi_processor_count}
+
+    def _facts(self) -> Any:
+        import torch
+
+        return torch.cuda.get_device_properties(self.index)
+
+    @classmethod
+    def operators(cls) -> Substitutes:
+        """Return the operators of NVIDIA's GPUs."""
+        from xsp.device import cudaoperators
+
+        return cudaoperators.NVIDIA
+
+    def own_products(self, size: int) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield TF32 and FP8, which only tensor cores of some generations compute."""
+        import torch
+
+        compute = torch.cuda.get_device_capability(self.index)
+        if torch.version.hip is None and compute >= (8, 0):
+            previous = torch.backends.cuda.matmul.allow_tf32
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                yield "tf32", ceilings.product(self.torch_name, size, torch.float32)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = previous
+        if torch.version.hip is None and compute >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
+            left, right = ceilings.operands(self.torch_name, size, torch.float8_e4m3fn)
+            scale, right = torch.ones((), device=self.torch_name), right.t()  # the right one must be column-major
+            yield "fp8", lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
 
     def energy_joules(self) -> float | None:
         """Return NVML's counter since the driver was loaded; None without `nvidia-ml-py`, or such a counter."""
@@ -289,29 +380,29 @@ class Cuda(Accelerator):
         return None
 
     def _energy_counter(self) -> Callable[[], float]:
-        import torch
-
         pynvml: Any = importlib.import_module("pynvml")
         pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(self.index).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
         return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
     def identity(self) -> dict[str, Any]:
         """Return product, driver, libraries, limits of power and clocks, and the processor that issues the calls."""
+        import torch
+
         smi = self._smi()
-        facts = software()
-        (mine,) = facts.pop("devices")[self.index : self.index + 1]
         limits = {
+            "caches": [list(cache) for cache in self.caches()],
             "power_limit_w": smi.get("power.limit"),
             "clocks_max_mhz": [smi.get("clocks.max.sm"), smi.get("clocks.max.mem")],
         }
         return {
-            "device": {"kind": self.kind, **mine, "caches": [list(cache) for cache in self.caches()], **limits},
+            "device": {"kind": self.kind, **self.described(), **limits},
             "cpu": machine.cpu_model(),
             "machine": os.uname().machine,
             "variables": processor.variables(os.environ),
-            **facts,
+            "torch": torch.__version__,
+            "git": torch.version.git_version,
+            **self.libraries(),
         }
 
     def circumstances(self) -> dict[str, Any]:
@@ -326,17 +417,15 @@ class Cuda(Accelerator):
 
     def _smi(self, more: tuple[str, ...] = ()) -> dict[str, float | None]:
         """Return figures of the driver's own tool by name; empty if there is none."""
-        import torch
-
-        uuid = getattr(torch.cuda.get_device_properties(self.index), "uuid", None)
+        uuid = self.uuid
         names = (*_SMI, *more)
         command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-        command += [] if uuid is None else [f"--id=GPU-{uuid}"]
+        command += [f"--id=GPU-{uuid}"] if uuid else []
         try:
             lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
         except (OSError, subprocess.SubprocessError):
             return {}
-        cells = lines[self.index if uuid is None and self.index < len(lines) else 0].split(",") if lines else []
+        cells = lines[self.index if not uuid and self.index < len(lines) else 0].split(",") if lines else []
         return {name: _number(cell) for name, cell in zip(names, cells, strict=False)}
 
 
@@ -345,10 +434,23 @@ class Hip(Cuda):
 
     kind = "hip"
     convolution_precision = None
+    shares = False
+    onnx_provider = "ROCMExecutionProvider"
+
+    @classmethod
+    def operators(cls) -> Substitutes:
+        """Return the operators of AMD's GPUs."""
+        from xsp.device import cudaoperators
+
+        return cudaoperators.AMD
 
     def sharing_obstacle(self) -> str:
         """Return that `xsp share` knows NVIDIA's driver only."""
         return Accelerator.sharing_obstacle(self)
+
+    def sharing(self) -> SharingDevice:
+        """Raise, for the same reason."""
+        return Accelerator.sharing(self)
 
     def managed(self, size: int) -> Managed:
         """Raise: the runtime that is called is NVIDIA's."""
@@ -357,31 +459,6 @@ class Hip(Cuda):
     def energy_joules(self) -> float | None:
         """Return None: NVML is NVIDIA's."""
         return None
-
-
-def software() -> dict[str, Any]:
-    """Return the versions of torch and its GPU libraries, and the GPUs that torch can use."""
-    import torch
-
-    devices = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            devices.append(
-                {
-                    "name": properties.name,
-                    "memory_bytes": properties.total_memory,
-                    "sms": properties.multi_processor_count,
-                }
-            )
-    return {
-        "torch": torch.__version__,
-        "git": torch.version.git_version,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if devices else None,
-        "driver": _driver() if devices else None,
-        "devices": devices,
-    }
 
 
 def _driver() -> str | None:

@@ -21,6 +21,16 @@ class Pinned:
         }  # fmt: skip
 
 
+class Opened:
+    """Memory of another process that was opened on the GPU; it lives as long as a tensor of this."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.__cuda_array_interface__ = {  # torch requires what it may write
+            "shape": (memory.nbytes,), "typestr": "|u1", "data": (memory.address, False), "strides": None, "version": 3
+        }  # fmt: skip
+
+
 class _Pages:
     """Managed pages, freed with this object."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from xsp import plugins
-from xsp.device.contract import Device
+from xsp.device.contract import SHARED_ON, Device, Substitutes
 from xsp.device.processor import Processor
-from xsp.errors import DeviceError, PluginError, nearest
+from xsp.errors import DeviceError, PluginError, ShareError, nearest
 
 GROUP = "xsp.devices"
 
@@ -48,20 +51,76 @@ def of(name: str) -> Device:
 
 def present() -> list[Device]:
     """Return the devices of this machine, the processor first; kinds that cannot be loaded are left out."""
-    found: list[Device] = [Processor()]
-    for kind in kinds():
-        if kind != Processor.kind:
-            try:
-                made = _class(kind)
-                found += [made(index) for index in range(made.count())]
-            except PluginError:
-                continue  # `xsp doctor` lists it with the reason
-    return found
+    return [Processor(), *(made(index) for made in _classes() for index in range(made.count()))]
 
 
 def accelerators() -> list[Device]:
     """Return the devices of this machine beside the processor."""
     return [device for device in present() if not device.is_host]
+
+
+_usable: set[Device] = set()
+"""Devices that this process could use when it asked first."""
+
+
+def obstacle(device: Device) -> str | None:
+    """Return why a device cannot be used by this process, and what to do.
+
+    It is asked until it is usable: later the work of this process would look like that of others.
+    """
+    if device in _usable:
+        return None
+    reason = device.obstacle()
+    if reason is None:
+        _usable.add(device)
+    return reason
+
+
+def used() -> list[Device]:
+    """Return the accelerators that this process has initialised; it loads torch for none."""
+    if "torch" not in sys.modules:
+        return []
+    return [made(index) for made in _classes() if made.is_used() for index in range(made.count())]
+
+
+def libraries() -> dict[str, Any]:
+    """Return versions of the libraries of all kinds of devices, see `xsp.device.contract.Device.libraries`."""
+    return {name: version for made in _classes() for name, version in made.libraries().items()}
+
+
+def may_be_here() -> bool:
+    """Return whether this machine could have an accelerator, without loading torch."""
+    return any(made.may_be_here() for made in _classes())
+
+
+def operators(kind: str) -> Substitutes:
+    """Return the operators of a kind, see `xsp.device.contract.Device.operators`; none if it is not known."""
+    try:
+        return _class(kind).operators() if is_id(kind) else {}
+    except PluginError:
+        return {}
+
+
+def blocking_variables() -> dict[str, str]:
+    """Return the environment variables by which launches wait for their kernels, on all kinds of devices."""
+    return {name: value for made in _classes() for name, value in made.blocking_variables.items()}
+
+
+def example() -> str:
+    """Return an identifier for messages: that of an accelerator which is here, else of one that many have."""
+    return next((device.id for device in accelerators()), "cuda:0")
+
+
+def sharing_device(ordinal: int) -> Device:
+    """Return a device, present or not, of the kind whose memory processes share.
+
+    Raises:
+        ShareError: no kind shares its memory.
+    """
+    for made in _classes():
+        if made.shares:
+            return made(ordinal)
+    raise ShareError(f"device {ordinal}: {SHARED_ON}")
 
 
 def of_tensor(device: Any) -> Device | None:
@@ -78,14 +137,8 @@ def of_tensor(device: Any) -> Device | None:
 
 def named_by_torch(torch_type: str, index: int = 0) -> list[Device]:
     """Return the devices that torch calls so, present or not; kinds that cannot be loaded are left out."""
-    found: list[Device] = []
-    for kind in kinds():
-        try:
-            device = Processor() if kind == Processor.kind else _class(kind)(index)
-        except PluginError:
-            continue
-        found += [device] if device.torch_type == torch_type else []
-    return found
+    devices = [Processor(), *(made(index) for made in _classes())]
+    return [device for device in devices if device.torch_type == torch_type]
 
 
 def captured_by(kind: str) -> str:
@@ -103,6 +156,14 @@ def convolution_precision(kind: str) -> str | None:
         return _class(kind).convolution_precision if is_id(kind) else None
     except PluginError:
         return None
+
+
+def _classes() -> Iterator[type[Device]]:
+    """Yield the kinds beside the processor; those that cannot be loaded are left out, and `xsp doctor` says why."""
+    for kind in kinds():
+        if kind != Processor.kind:
+            with contextlib.suppress(PluginError):
+                yield _class(kind)
 
 
 def _class(kind: str) -> type[Device]:

@@ -32,12 +32,10 @@ def describe() -> dict[str, Any]:
 
 
 def device_uuids() -> list[str]:
-    """Return the UUIDs of devices in CUDA's order, if the program has initialised CUDA; they are never stored."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return []
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [str(device.uuid) for device in devices if hasattr(device, "uuid")]
+    """Return the drivers' identifiers of the devices that the program uses, in torch's order; they are never stored."""
+    from xsp.device import devices
+
+    return [device.uuid for device in devices.used() if device.uuid]
 
 
 def cpu_model() -> str | None:
@@ -85,23 +83,12 @@ def _torch() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    devices = []
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    from xsp.device import devices
+
+    used = devices.used()
     return {
         "torch_threads": torch.get_num_threads(),
         "torch_seed": torch.initial_seed() if "torch.random" in sys.modules else None,
-        "devices": [device.name for device in devices],
-        "device_properties": [_properties(device) for device in devices],
-    }
-
-
-def _properties(device: Any) -> dict[str, Any]:
-    """Return the properties that the occupancy of a launch depends on, in the format of importers."""
-    return {
-        "name": device.name,
-        "sms": device.multi_processor_count,
-        "memory_bytes": device.total_memory,
-        "compute": f"{device.major}.{device.minor}",
-        "warp_size": getattr(device, "warp_size", None),
+        "devices": [device.name for device in used],
+        "device_properties": [device.properties() for device in used],
     }

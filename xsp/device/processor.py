@@ -179,8 +179,20 @@ def _instructions() -> list[str]:
 
 
 def _torch() -> dict[str, Any]:
-    """Return versions of PyTorch and its libraries, and the devices; from the cache if the software is unchanged."""
-    software = None if cached.has_devices() else cached.software_before_torch()
+    """Return versions of PyTorch and its libraries, and the devices beside the processor."""
+    from xsp.device import devices
+
+    versions = _versions()
+    if versions["torch"] is None:
+        return versions
+    return {**versions, "devices": [device.described() for device in devices.accelerators()]}
+
+
+def _versions() -> dict[str, Any]:
+    """Return versions of PyTorch and its libraries; from the cache if the software is unchanged."""
+    from xsp.device import devices
+
+    software = None if devices.may_be_here() else cached.software_before_torch()
     with contextlib.suppress(ValueError):
         versions = json.loads(cached.read(KIND, software) or "null")
         if isinstance(versions, dict) and versions.get("torch"):
@@ -196,7 +208,7 @@ def _query_torch() -> dict[str, Any]:
         import torch
     except ImportError:
         return {"torch": None}
-    from xsp.device import cuda
+    from xsp.device import devices
 
     config = torch.__config__.show()
     libraries = {
@@ -209,7 +221,7 @@ def _query_torch() -> dict[str, Any]:
         }.items()
         if match is not None
     }
-    return {**cuda.software(), **libraries}
+    return {"torch": torch.__version__, "git": torch.version.git_version, **devices.libraries(), **libraries}
 
 
 def _version(package: str) -> str | None:

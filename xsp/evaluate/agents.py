@@ -21,11 +21,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from xsp import processes
-from xsp.device import devices, machine
-from xsp.device.contract import Device
-from xsp.device.processor import Processor
+from xsp.device import machine
 from xsp.errors import ManifestError
-from xsp.evaluate.manifest import Hardware, Manifest
+from xsp.evaluate import hardware as requested
+from xsp.evaluate.manifest import Manifest
 
 Progress = Callable[[str, int, int], None]
 """Callback with a description of the current work, the number of requests done, and their total."""
@@ -142,7 +141,7 @@ def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, de
         cpu=machine.cpu_model() or "",
         cores=processes.cores(),
         memory_gib=_memory_gib(),
-        gpus=accelerators() if devices else (),
+        gpus=requested.accelerators() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
         packages={package: version for package in PACKAGES if (version := version_of(package)) is not None},
@@ -217,7 +216,7 @@ def _unmet_hardware(manifest: Manifest, facts: Facts) -> list[str]:
     if (
         hardware.cpu
         and hardware.cpu.lower() not in ("any", facts.architecture.lower())
-        and not matches(hardware.cpu, facts.cpu)
+        and not requested.matches(hardware.cpu, facts.cpu)
     ):
         unmet.append(f"a processor {hardware.cpu!r} is required, it has {facts.cpu}")
     if hardware.cores is not None and hardware.cores > facts.cores:
@@ -225,7 +224,7 @@ def _unmet_hardware(manifest: Manifest, facts: Facts) -> list[str]:
     gpu = hardware.gpu.lower()
     if gpu == "any" and not facts.gpus:
         unmet.append("a GPU is required, it has none")
-    elif gpu not in ("", "any", "none") and not any(matches(hardware.gpu, device) for device in facts.gpus):
+    elif gpu not in ("", "any", "none") and not any(requested.matches(hardware.gpu, device) for device in facts.gpus):
         unmet.append(f"a GPU {hardware.gpu!r} is required, it has {', '.join(facts.gpus) or 'none'}")
     needed_gib = hardware.memory_gib if hardware.memory_gib is not None else _parse_gib(hardware.memory)
     if needed_gib is not None and (facts.memory_gib is None or needed_gib > facts.memory_gib):
@@ -328,47 +327,3 @@ def _memory_gib() -> float | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def accelerators() -> tuple[str, ...]:
-    """Return the names of the accelerators of this machine."""
-    return tuple(device.name for device in devices.accelerators())
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Return whether a text contains all words of a pattern, in any case of letters."""
-    return all(word in text.lower() for word in pattern.lower().split())
-
-
-def asks_for_device(hardware: Hardware) -> bool:
-    """Return whether a manifest asks for an accelerator; otherwise it is evaluated on the processor."""
-    return hardware.gpu.lower() not in ("", "none")
-
-
-def processor_note(hardware: Hardware) -> list[str]:
-    """Return a note for a manifest that names no device on a machine that has one; `none` asks for the processor."""
-    here = accelerators()
-    if hardware.gpu or not here:
-        return []
-    names = ", ".join(dict.fromkeys(here))
-    return [f"evaluated on the processor, not on {names}: hardware: {{gpu: any}} chooses the device"]
-
-
-def torch_name(hardware: Hardware) -> str:
-    """Return what torch calls the device of a manifest; errors as in `device_of`."""
-    return device_of(hardware).torch_name
-
-
-def device_of(hardware: Hardware) -> Device:
-    """Return the device of a manifest: the first that it allows.
-
-    Raises:
-        ManifestError: there is none.
-    """
-    if not asks_for_device(hardware):
-        return Processor()
-    is_any = hardware.gpu.lower() == "any"
-    for device in devices.accelerators():
-        if is_any or matches(hardware.gpu, device.name):
-            return device
-    raise ManifestError(f"hardware.gpu: {hardware.gpu!r} is required, here are {', '.join(accelerators()) or 'none'}")

@@ -18,7 +18,7 @@ import numpy as np
 
 from xsp import models
 from xsp.errors import ManifestError, ModelError, first_line
-from xsp.evaluate import agents, sharing
+from xsp.evaluate import agents, hardware, sharing
 from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
@@ -124,7 +124,7 @@ class Torch:
         dtype = getattr(torch, model.precision)
         drawn: list[str] = []
         notes: list[str] = []
-        device = agents.torch_name(manifest.hardware)
+        device = hardware.usable(manifest.hardware).torch_name
         if model.share:
             module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
@@ -144,7 +144,7 @@ class Torch:
             module = module.to(dtype)
         if drawn:
             notes.append(drawn_note(drawn))
-        notes = [*notes, *agents.processor_note(manifest.hardware)]
+        notes = [*notes, *hardware.processor_note(manifest.hardware)]
         return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
@@ -376,10 +376,13 @@ class Onnx:
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads
-        on_gpu = agents.asks_for_device(manifest.hardware)
-        if on_gpu and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            raise ManifestError("hardware.gpu: this ONNX Runtime has no CUDA: pip install onnxruntime-gpu")
-        providers = [*(["CUDAExecutionProvider"] if on_gpu else []), "CPUExecutionProvider"]
+        device = hardware.usable(manifest.hardware)
+        if not device.is_host and device.onnx_provider not in onnxruntime.get_available_providers():
+            raise ManifestError(
+                f"hardware.gpu: this ONNX Runtime has no {device.onnx_provider or 'provider'} for {device.id}: install "
+                "a build of ONNX Runtime for it (onnxruntime-gpu), or hardware: {gpu: none}"
+            )
+        providers = [*([] if device.is_host else [device.onnx_provider]), "CPUExecutionProvider"]
         try:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:

@@ -21,6 +21,7 @@ from xsp import version
 from xsp.bench import environment
 from xsp.errors import ManifestError, UsageError, XspError, first_line
 from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
+from xsp.evaluate import hardware as requested
 from xsp.evaluate.agents import Facts, Options, Progress
 from xsp.evaluate.generation import measuring as generation
 from xsp.evaluate.generation import timing
@@ -113,7 +114,10 @@ def _predict(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
         raise
     except Exception as error:
         shapes = ", ".join(str(list(array.shape)) for array in batch.values())
-        raise ManifestError(f"model: raises {type(error).__name__} on {shapes} ({first_line(error)})") from error
+        remedy = requested.remedy(getattr(handle, "device", "cpu"), error)
+        raise ManifestError(
+            f"model: raises {type(error).__name__} on {shapes} ({first_line(error)}){remedy}"
+        ) from error
 
 
 def evaluate(
@@ -459,7 +463,7 @@ def _measure_parts(
         return {scenario.batch: _measure_cold_starts(manifest, folder, served, progress)}, None, {}
     by_batch = {}
     used: dict[int, RequestUsage] = {}
-    counter = None if simulated else agents.device_of(manifest.hardware).energy_joules
+    counter = None if simulated else requested.device_of(manifest.hardware).energy_joules
     untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()

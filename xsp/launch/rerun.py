@@ -13,6 +13,7 @@ from typing import Any
 from xsp import rundir
 from xsp.collector import Kernels
 from xsp.counters import secondrun
+from xsp.device import devices
 from xsp.launch import children
 from xsp.launch.run import Launch
 from xsp.levels import rung_name
@@ -70,7 +71,7 @@ def resolve(plan: Launch, run: Path) -> tuple[int, int]:
 
     serialised = run / rundir.SERIALISED
     settings = replace(plan.settings, out=serialised, only=plan.settings.rungs[-1], otlp=None)
-    code = _rerun(plan, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"})
+    code = _rerun(plan, settings, ["--one-at-a-time"], {"OMP_NUM_THREADS": "1", **devices.blocking_variables()})
     return (resolve_run(run, serialised) if rundir.segments(serialised) else 0), code
 
 

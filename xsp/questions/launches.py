@@ -9,6 +9,7 @@ from xsp.advise.advice import CoveredElsewhere
 from xsp.bound.ladder import WORTH_A_CAPTURE
 from xsp.device import devices
 from xsp.errors import AnalysisError
+from xsp.graph.node import NodeKind
 from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, TimedGraph
 from xsp.texts import ns_text
 
@@ -45,5 +46,11 @@ def pieces(timed_graph: TimedGraph) -> Iterator[Advice]:
         not whole.is_replayed,
         100 * gain_ns / whole.ns,
         (f"a step that is waited for takes {ns_text(whole.ns)}, {subject} {ns_text(whole.device_ns)}",),
-        f"capture the step once and replay it{devices.captured_by(kind)}; or a larger batch",
+        f"{_first(timed_graph)}capture the step once and replay it{devices.captured_by(kind)}; or a larger batch",
     )
+
+
+def _first(timed_graph: TimedGraph) -> str:
+    """Return what has to precede a capture: no capture holds a call that reads a value."""
+    reads = {node.call.op.partition("::")[2] for node in timed_graph.graph.nodes if node.kind is NodeKind.SYNC}
+    return f"keep on the device what the step reads ({', '.join(sorted(reads))}), then " if reads else ""

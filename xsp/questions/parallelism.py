@@ -21,9 +21,10 @@ from xsp.bound.ladder import Rung
 from xsp.bound.totals import Figure
 from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
-from xsp.graph.node import EdgeKind, KnownBy, Phase
+from xsp.graph.node import EdgeKind, KnownBy, NodeKind, Phase
 from xsp.questions.budget import thread_counts
 from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, TimedGraph, VariantDifference, difference, milliseconds
+from xsp.texts import ns_text
 
 LEAST_COVERAGE = 0.5
 """Minimum share of the calls' time, as the step runs, that must also be timed with the other number of threads."""
@@ -211,6 +212,8 @@ def stream_advice(timed_graph: TimedGraph, ceilings: Sequence[Figure | None] | N
     graph, nodes = timed_graph.graph, timed_graph.computing
     if any(node.phase is not Phase.FORWARD for node in graph.computing):
         return  # a backward pass orders its calls by itself
+    if any(node.kind is NodeKind.SYNC for node in graph.nodes):
+        return  # the host waits in the middle, and no capture holds the step
     times = {node: timing.trimmed_ns or 0.0 for node in nodes if (timing := timed_graph.timing(node)) is not None}
     if len(times) < len(nodes) or ceilings is None:
         raise AnalysisError(f"not all calls are timed, or peak rates are unknown; {FILL_HINT}")
@@ -234,7 +237,7 @@ def stream_advice(timed_graph: TimedGraph, ceilings: Sequence[Figure | None] | N
         gain,
         True,
         percent,
-        (f"calls one after the other {total_ns / 1e6:.3g} ms; their longest path {path_ns / 1e6:.3g} ms",),
+        (f"calls one after the other {ns_text(total_ns)}; their longest path {ns_text(path_ns)}",),
         "run the branches in streams of their own (torch.Stream), inside a captured step",
         side=timed_graph.side,
     )

@@ -75,7 +75,7 @@ def reason_if_untimed(context: AdviceContext) -> str:
 
 def _not_timed(context: AdviceContext, product: str) -> str:
     source = "MODEL" if context.source is None else shlex.quote(context.source)
-    command = f"xsp bench {'--missing-of ' if context.trace is not None else ''}{source} --device cuda:0"
+    command = f"xsp bench {'--missing-of ' if context.trace is not None else ''}{source} --device {devices.example()}"
     return f"single calls of {product} are not timed: {command} there, and xsp bench --export, --import"
 
 

@@ -174,6 +174,9 @@ MAX_FAILURES = 3
 
 INSTALL = "pip install 'xsp[cuda]'"
 
+NEEDS = f"an NVIDIA GPU, nvidia-ml-py ({INSTALL}) and no --no-samples"
+ABSENT = "no NVIDIA device was sampled"
+
 
 _UNKNOWN_PROCESSES = (
     "NVML lists processes but never the measured one, which does not use the device or is in a container, where its "

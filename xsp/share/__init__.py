@@ -10,8 +10,9 @@ file ──► weights ──► store (a process) ──► client ──► at
 
 `weights` reads safetensors files strictly and defines the layout of tensors in memory. `store` is the process that
 keeps them on its `shelf`; `devicestore` is the process that keeps copies on a device; `serving` is the code that both
-share. `wire` is the protocol. `client` and `devices` map the memory, without torch; `devices` does so through `driver`.
-`modules` makes the parameters of a module views of that memory, and builds modules without parameter values.
+share. `wire` is the protocol. `client` and `devices` map the memory, without torch; on a device through
+`xsp.device.sharing`. `modules` makes the parameters of a module views of that memory, and builds modules without
+parameter values.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import processes
+from xsp.device.sharing import SharingDevice
 from xsp.errors import ShareError
 from xsp.record.blocks import span
-from xsp.share import client, driver, wire
+from xsp.share import client, wire
 
 _NO_DEVICE_STORE = (
     "the store there does not serve {} ({{}}); end it, and start it with the device: xsp share serve --device {}. If "
@@ -29,7 +30,7 @@ _NO_DEVICE_STORE = (
 class _OpenHandle(NamedTuple):
     """The data that `_close_pending` needs to end one attachment."""
 
-    device: driver.SharingDevice
+    device: SharingDevice
     key: tuple[str, bytes]
     """Generation of the store, and the handle."""
 
@@ -52,7 +53,7 @@ class DeviceMapping:
     """
 
     def __init__(
-        self, device: driver.SharingDevice, generation: str, handle: bytes, nbytes: int, connection: socket.socket
+        self, device: SharingDevice, generation: str, handle: bytes, nbytes: int, connection: socket.socket
     ) -> None:
         """Open a handle.
 
@@ -69,11 +70,6 @@ class DeviceMapping:
         self._opened = open_handle
         self._pid = os.getpid()
         _close_pending()
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The interface that torch reads; its tensor keeps this alive. Reported as writable, as torch requires."""
-        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "version": 3}
 
     def __del__(self) -> None:
         if not hasattr(self, "_pid"):
@@ -142,7 +138,7 @@ class DeviceWeights:
 
 def attach(
     host_weights: client.AttachedWeights,
-    device: driver.SharingDevice,
+    device: SharingDevice,
     source: str,
     folder: Path | None = None,
     patience_s: float = client.PATIENCE_S,

@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import clock, processes
+from xsp.device import devices as known_devices
+from xsp.device.sharing import DeviceMemoryError, SharingDevice
 from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
-from xsp.share import driver, wire
+from xsp.share import wire
 from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, StoreSpan
 from xsp.share.weights import StoredTensor
@@ -55,7 +57,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 class DeviceObject(Object):
     """Weights on a device."""
 
-    device: driver.SharingDevice = field(kw_only=True)
+    device: SharingDevice = field(kw_only=True)
     host_weights: host.AttachedWeights | None = field(kw_only=True)
     """The same weights in the host's store, which cannot evict them while this copy exists."""
 
@@ -93,11 +95,13 @@ class DeviceStore(Serving[DeviceObject]):
             ShareError: no such device, it cannot share memory, no host store runs, or the device is served already.
             UsageError: the capacity is smaller than the smallest allocation.
         """
-        self.device = driver.device(ordinal)
+        self.device = known_devices.sharing_device(ordinal).sharing()
         if capacity_bytes is None:
             capacity_bytes = self.device.memory()[0] // 2
-        if capacity_bytes < driver.GRANULE:
-            raise UsageError(f"--device-capacity: memory comes in pieces of {size_text(driver.GRANULE)}; give more")
+        if capacity_bytes < self.device.granule:
+            raise UsageError(
+                f"--device-capacity: memory comes in pieces of {size_text(self.device.granule)}; give more"
+            )
         self._check_sharing()
         self._draws = 0
         self._store = host.connect(folder)
@@ -118,7 +122,7 @@ class DeviceStore(Serving[DeviceObject]):
         Raises:
             ShareError: the device does not share memory.
         """
-        address = self.device.allocate(driver.GRANULE)
+        address = self.device.allocate(self.device.granule)
         try:
             self.device.handle(address)
         finally:
@@ -233,7 +237,7 @@ class DeviceStore(Serving[DeviceObject]):
         try:
             host_weights = host.attach(f"sha256:{key}", self.folder)
             size = host_weights.mapping.nbytes
-            allocated = -(-size // driver.GRANULE) * driver.GRANULE
+            allocated = -(-size // self.device.granule) * self.device.granule
             evict_start = clock.monotonic_ns()
             evicted = self.shelf.reserve(allocated, f"{self.device.label}: {source}")
             reserved = allocated
@@ -272,15 +276,13 @@ class DeviceStore(Serving[DeviceObject]):
         while True:
             try:
                 return self.device.allocate(nbytes), evicted
-            except driver.DriverError as error:
-                if not error.is_out_of_memory:
-                    raise
+            except DeviceMemoryError:
                 if not self.shelf.evict_one():
                     free, total = self.device.memory()
                     raise ShareError(
                         f"{self.device.label}: {source}: no room for {size_text(nbytes)}: {size_text(free)} of "
                         f"{size_text(total)} are free, and {size_text(self.shelf.stored_bytes)} of this store are "
-                        f"attached{self.shelf.attached_text()}; nvidia-smi shows which processes use the rest"
+                        f"attached{self.shelf.attached_text()}; {self.device.monitor} shows who uses the rest"
                     ) from None
             evicted += 1
 
@@ -411,7 +413,9 @@ def start_process(
         return process
     process.kill()
     reason = processes.exit_description(process.wait())
-    raise ShareError(message or f"cuda:{ordinal}: the process that serves it ended with {reason}")
+    raise ShareError(
+        message or f"{known_devices.sharing_device(ordinal).id}: the process that serves it ended with {reason}"
+    )
 
 
 def start_device_stores(

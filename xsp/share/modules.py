@@ -24,7 +24,7 @@ from xsp.device.contract import SHARED_ON
 from xsp.errors import ShareError, first_line
 from xsp.record.blocks import span
 from xsp.scrub import plain
-from xsp.share import client, devices, driver, wire
+from xsp.share import client, devices, wire
 from xsp.share.devices import DeviceMapping, DeviceWeights
 from xsp.share.weights import StoredTensor, shards
 
@@ -164,7 +164,7 @@ def attached(
 ) -> Sequence[SharedWeights]:
     """Attach this process to weights, one entry for each shard; arguments and errors as in `attach`."""
     ordinal = None if device is None else _ordinal(device)
-    target = None if ordinal is None else driver.device(ordinal)
+    target = None if ordinal is None else known_devices.sharing_device(ordinal).sharing()
     on_host = [client.attach(path, folder, patience_s) for path in shards(name)]
     if target is None:
         return on_host

@@ -54,12 +54,12 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
 
 def device_socket(uuid: str) -> str:
     """Return the socket name of a device's store; it depends on the device's UUID, not on a process's numbering."""
-    return f"cuda-{uuid[:12]}.sock"
+    return f"device-{uuid[:12]}.sock"
 
 
 def device_sockets(folder: Path) -> list[str]:
     """Return the socket names of the device stores in a directory; empty if there are none."""
-    return sorted(path.name for path in folder.glob("cuda-*.sock"))
+    return sorted(path.name for path in folder.glob("device-*.sock"))
 
 
 def in_memory(data: bytes) -> int:

@@ -8,7 +8,7 @@ that an analysis computes in Python are in that DuckDB, and are passed to Spark 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 
@@ -60,7 +60,7 @@ class SparkTrace(Trace):
         self._create_view("merged", f"{path}/{MERGED_FILE}", (*COLUMNS, *MERGED_COLUMNS))
         self._create_view("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
         if not self._exists(f"{part}/{LOOP_FILE}"):
-            table.create(self.con, "loop", LOOP_COLUMNS)
+            table.create(cast(Any, self.con), "loop", LOOP_COLUMNS)
 
     @property
     def name(self) -> str:

@@ -163,7 +163,8 @@ class PinMemory(Trial):
             original(*bound.args, **bound.kwargs)
 
         DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
-        for name in ("to", "cuda"):
+        methods = {device.torch_type for device in devices.accelerators()}  # such as `Tensor.cuda`
+        for name in ("to", *(name for name in methods if callable(getattr(torch.Tensor, name, None)))):
             setattr(torch.Tensor, name, _without_waiting(getattr(torch.Tensor, name)))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from xsp import causal, models, table
 from xsp.errors import ManifestError, ModelError, XspError, first_line
-from xsp.evaluate import agents, predictors
+from xsp.evaluate import hardware, predictors
 from xsp.evaluate.agents import Options, Progress
 from xsp.evaluate.generation import driving, endpoint, prompts
 from xsp.evaluate.generation.batching import CausalSequences, Sequences
@@ -134,8 +134,8 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
         import torch
     except ImportError as error:
         raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
-    model, notes = manifest.model, agents.processor_note(manifest.hardware)
-    device = agents.torch_name(manifest.hardware)
+    model, notes = manifest.model, hardware.processor_note(manifest.hardware)
+    device = hardware.usable(manifest.hardware).torch_name
     source, settings = predictors.source_of(manifest, folder, device)
     try:
         built = models.build(source, replace(settings, prefill=drawn.most_tokens))

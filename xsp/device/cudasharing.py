@@ -1,4 +1,4 @@
-"""Memory of a device, through NVIDIA's driver: allocated, filled, read, and shared with other processes by CUDA IPC.
+"""Shared memory of NVIDIA's devices (`xsp.device.sharing`), through their driver: processes open it by CUDA IPC.
 
 The driver's library is called without torch. Each call makes the device's primary context current, which torch uses as
 well, and restores the thread's own context afterwards.
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from xsp.device.sharing import DeviceMemoryError
 from xsp.errors import ShareError
 
 LIBRARY = "libcuda.so.1"
@@ -57,15 +58,9 @@ class _Uuid(ctypes.Structure):
 class DriverError(ShareError):
     """A failed call of the driver."""
 
-    def __init__(self, label: str, call: str, code: int, name: str) -> None:
-        remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
-        super().__init__(f"{label}: {call} failed ({name}){remedy}")
-        self.code = code
 
-    @property
-    def is_out_of_memory(self) -> bool:
-        """Whether the device was out of memory."""
-        return self.code == _OUT_OF_MEMORY
+class _OutOfMemoryError(DriverError, DeviceMemoryError):
+    """A call of the driver that failed because the device has no memory left."""
 
 
 _ADDRESS, _SIZE, _POINTER, _INT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -127,16 +122,18 @@ class _Driver:
         if code:
             text = ctypes.c_char_p()
             self._calls["cuGetErrorName"](code, ctypes.byref(text))
-            raise DriverError(label, name, code, text.value.decode() if text.value else f"error {code}")
+            failed = _OutOfMemoryError if code == _OUT_OF_MEMORY else DriverError
+            remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
+            raise failed(f"{label}: {name} failed ({text.value.decode() if text.value else f'error {code}'}){remedy}")
 
 
-_devices: dict[tuple[int, str, int], SharingDevice] = {}
+_devices: dict[tuple[int, str, int], CudaSharing] = {}
 """Opened devices, by process ID, library and ordinal."""
 
 _devices_lock = threading.Lock()
 
 
-def device(ordinal: int) -> SharingDevice:
+def device(ordinal: int) -> CudaSharing:
     """Return a device of this process; the ordinal is torch's.
 
     Raises:
@@ -145,12 +142,15 @@ def device(ordinal: int) -> SharingDevice:
     with _devices_lock:
         key = os.getpid(), LIBRARY, ordinal
         if key not in _devices:
-            _devices[key] = SharingDevice(_Driver(LIBRARY), ordinal)
+            _devices[key] = CudaSharing(_Driver(LIBRARY), ordinal)
         return _devices[key]
 
 
-class SharingDevice:
-    """A device, and operations on its memory. It is thread-safe."""
+class CudaSharing:
+    """A GPU of NVIDIA, and operations on its memory; see `xsp.device.sharing.SharingDevice`."""
+
+    granule = GRANULE
+    monitor = "nvidia-smi"
 
     def __init__(self, driver: _Driver, ordinal: int) -> None:
         """Retain the device's primary context until the process ends.

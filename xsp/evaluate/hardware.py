@@ -1,0 +1,79 @@
+"""The device that a manifest asks for, by `hardware.gpu`: none, any, or part of a product's name."""
+
+from __future__ import annotations
+
+from xsp.device import devices
+from xsp.device.contract import Device, Fault
+from xsp.device.processor import Processor
+from xsp.errors import ManifestError
+from xsp.evaluate.manifest import Hardware
+
+WITHOUT = ("", "none")
+
+
+def accelerators() -> tuple[str, ...]:
+    """Return the names of the accelerators of this machine."""
+    return tuple(device.name for device in devices.accelerators())
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether a text contains all words of a pattern, in any case of letters."""
+    return all(word in text.lower() for word in pattern.lower().split())
+
+
+def asks_for_device(hardware: Hardware) -> bool:
+    """Return whether a manifest asks for an accelerator; otherwise it is evaluated on the processor."""
+    return hardware.gpu.lower() not in WITHOUT
+
+
+def processor_note(hardware: Hardware) -> list[str]:
+    """Return a note for a manifest that names no device on a machine that has one; `none` asks for the processor."""
+    here = accelerators()
+    if hardware.gpu or not here:
+        return []
+    names = ", ".join(dict.fromkeys(here))
+    return [f"evaluated on the processor, not on {names}: hardware: {{gpu: any}} chooses the device"]
+
+
+def usable(hardware: Hardware) -> Device:
+    """Return the device of a manifest, for a model that is opened on it.
+
+    Raises:
+        ManifestError: there is none, or it is busy or cannot be used.
+    """
+    device = device_of(hardware)
+    reason = None if device.is_host else devices.obstacle(device)
+    if reason is not None:
+        raise ManifestError(f"hardware.gpu: {reason}")
+    return device
+
+
+def remedy(torch_name: str, error: BaseException) -> str:
+    """Return what to do about an error of a model on a device; empty if the device does not know it.
+
+    Args:
+        torch_name: what torch calls the device.
+        error: what the model raised.
+    """
+    device = devices.of_tensor(torch_name)
+    fault = None if device is None else device.fault(error)
+    if device is None or fault is None:
+        return ""
+    if fault is Fault.OUT_OF_MEMORY:
+        return f"; {device.id} has too little memory free: give a smaller batch, or end what else uses it"
+    return f"; {device.id} is lost for this process: run it again once the device answers (xsp doctor)"
+
+
+def device_of(hardware: Hardware) -> Device:
+    """Return the device of a manifest: the first that it allows.
+
+    Raises:
+        ManifestError: there is none.
+    """
+    if not asks_for_device(hardware):
+        return Processor()
+    is_any = hardware.gpu.lower() == "any"
+    for device in devices.accelerators():
+        if is_any or matches(hardware.gpu, device.name):
+            return device
+    raise ManifestError(f"hardware.gpu: {hardware.gpu!r} is required, here are {', '.join(accelerators()) or 'none'}")
