@@ -457,6 +457,9 @@ def test_lines_of_about_equal_time_near_each_other_are_a_loop() -> None:
     times.inner[code, 1] = {(code, 10): 30, (code, 12): 30, (other, 11): 20, (code, 40): 20}
     (line,) = times.content()["lines"]
     assert (line["within"]["line"], line["within"]["last"], line["within"]["ns"]) == (10, 12, 60)
+    times.inner[code, 1] = {(code, 10): 30, (code, 12): 25, (other, 11): 45}
+    (line,) = times.content()["lines"]
+    assert (line["within"]["line"], line["within"]["last"], line["within"]["ns"]) == (10, 12, 55)
     times.inner[code, 1] = {(code, 10): 30, (code, 20): 30, (other, 11): 40}
     (line,) = times.content()["lines"]
     assert "within" not in line

@@ -132,19 +132,18 @@ class _Times:
     def _within(self, line: _Line) -> dict[str, Any]:
         """Return the line inside the program's functions that takes most of a line, if it takes half of what is known.
 
-        A loop alternates between its lines: the lines near the one with most time count with it, if it needs them.
+        A loop alternates between its lines: the lines near one with much time count with it, if no single line has
+        half.
         Only the first `MOST_INNER` events of a gap are known: a long loop is known by its first passes.
         """
         times = self.inner.get(line, {})
-        inner = max(times, key=lambda each: times[each], default=None)
         whole_ns = sum(times.values())
-        if inner is None:
-            return {}
-        loop = [inner]
-        if 2 * times[inner] < whole_ns:
-            loop = sorted(_near(times, inner, whole_ns), key=lambda each: each[1])
-        ns = sum(times[each] for each in loop)
-        if 2 * ns < whole_ns:
+        ordered = sorted(times, key=lambda each: -times[each])
+        loops = [ordered[:1], *(sorted(_near(times, each, whole_ns), key=lambda each: each[1]) for each in ordered[:3])]
+        sums = [sum(times[each] for each in loop) for loop in loops]
+        place = 0 if 2 * sums[0] >= whole_ns else max(range(len(loops)), key=lambda place: sums[place])
+        loop, ns = loops[place], sums[place]
+        if not loop or 2 * ns < whole_ns:
             return {}
         names = dict.fromkeys(name for each in loop for name in _named(*each)["calls"].split(", ") if name)
         last = {"last": loop[-1][1]} if len(loop) > 1 else {}
