@@ -197,3 +197,11 @@ def test_tensors_that_are_changed_one_by_one_between_steps_are_a_list_for_one_ca
     assert ("multi_avg_fn" in piece.do) == is_loop
     assert ("train.py:31" in piece.do) or not is_loop
     assert ("one by one" in piece.what) == is_loop
+
+
+def test_sorts_of_each_sample_between_steps_have_a_remedy_of_their_own() -> None:
+    text = "before b 0-10000\nstep s 10000-20000\nforward Net 10000-19000\n"
+    text += "".join(f"op aten::argsort {1000 * at}-{1000 * at + 900}\n" for at in range(8))
+    (piece,) = advice_of(trained(text, 10, 10), "between")
+    assert piece.do.startswith("torch.topk(values, k)")
+    assert piece.do.endswith("if each of its 8 calls is for one sample, one call for the whole batch")

@@ -138,7 +138,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "preparing inputs and reading results, can run for several inputs at once"
         )
     elif largest is not None and largest.name in _REMEDIES:
-        do = _REMEDIES[largest.name]
+        do = _REMEDIES[largest.name] + _for_the_batch(largest)
     elif (tensors := _one_by_one(context, main)) is not None:
         text += f"; {tensors}"
         where = f" at {lines.place}" if lines is not None else ""
@@ -150,6 +150,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     elif lines is not None:
         in_python = entry.part(OUTSIDE_OPERATORS) >= MIN_LINE_SHARE * ms
         do = _remedy(lines, context.required_trace.has(Level.KERNEL), in_python)
+        do += _for_the_batch(largest) if largest is not None else ""
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
@@ -221,7 +222,21 @@ _REMEDIES = {
     FROM_DEVICE: "copy results less often or fewer of them, reduce them on the device first, or copy to pinned memory "
     "with non_blocking=True",
     READING: "read values less often, and together: each read waits for the device",
+    **dict.fromkeys(
+        ("aten::sort", "aten::argsort"),
+        "torch.topk(values, k) finds the largest few and sorts no others, torch.max one",
+    ),
 }
+
+FEWEST_FOR_BATCH = 4
+"""Fewest calls of an operator between two steps that may be one for each sample."""
+
+
+def _for_the_batch(part: Entry) -> str:
+    """Return the clause on calls of an operator between steps that may be one for each sample of a batch."""
+    if not part.name.startswith("aten::") or (part.calls or 0) < FEWEST_FOR_BATCH:
+        return ""
+    return f"; if each of its {part.calls:.0f} calls is for one sample, one call for the whole batch"
 
 
 def _largest_part(entry: Entry) -> Entry | None:
