@@ -28,6 +28,7 @@ class Signal(enum.Enum):
 
     CALL_BEGIN = enum.auto()  # the outermost call of a module begins; the subject is the module; see `Listener`
     CALL_END = enum.auto()  # that call ended; the subject is its return value, None if it raised
+    BACKWARD_BEGIN = enum.auto()  # of a pass in no other one; the subject is None
     BACKWARD_END = enum.auto()  # of a pass in no other one; the subject: the last optimizer that stepped in it, or None
     OPTIMIZER_BEGIN = enum.auto()  # the subject is the optimizer
     OPTIMIZER_END = enum.auto()

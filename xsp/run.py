@@ -7,6 +7,7 @@ Run                        every field is optional; docs/understand/table.md say
 ├── kinds: StepKind …      the kinds of steps that the program ran
 ├── budget: Budget         what profiling cost
 ├── between: Between       which lines of the program ran between steps
+├── lines: PhaseLines …    which ran in the phases of its steps
 ├── compilations: Compilation …  what torch.compile compiled, and why anew
 ├── costs: Cost …          the calibration, by collector
 ├── notes: Note …          what could not be seen
@@ -139,6 +140,13 @@ class Budget(Fields):
         return shown | {"program_percent": round(100 * shown.added_ns / bare_ns, 2) if bare_ns > 0 else None}
 
 
+LOOP_LINES = 3
+"""Most lines from one line to the next of a loop whose lines count together."""
+
+MIN_LOOP_SHARE = 0.1
+"""Least share of the time of all lines that a line has to be one of a loop."""
+
+
 @dataclass(frozen=True, eq=False)
 class InnerLine(Fields):
     """A line inside a function of the program that another line called."""
@@ -147,11 +155,16 @@ class InnerLine(Fields):
     line: Count
     calls: str = ""
     ns: Count = 0
+    of_ns: Count = 0
+    """Time that is known of all lines inside these functions; 0 in older runs."""
+
+    last: Count = 0
+    """Number of the last line of a loop that alternates between several; 0 for a single line."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line(Fields):
-    """A line of the program that ran between steps; see `xsp.record.between`."""
+    """A line of the program that ran between steps, or in one; see `xsp.record.between`."""
 
     file: str
     line: Count
@@ -179,6 +192,15 @@ class Between(Fields):
 
     unknown_ns: Count = 0
     """Time in gaps that were followed no further, because they make too many calls."""
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseLines(Between):
+    """What the program did in a phase of its steps of a kind, after recorded ones; `gaps` is the number of steps."""
+
+    kind: Count = 0
+    phase: str = ""
+    """`forward`, `backward`, `optimizer`; `outside`: in none of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,6 +396,7 @@ class Run(Fields):
     kinds: tuple[StepKind, ...] = ()
     budget: Budget | None = None
     between: Between | None = None
+    lines: tuple[PhaseLines, ...] = ()
     compilations: tuple[Compilation, ...] = ()
     clock: Mapping[str, Any] = field(default_factory=dict)
     steps: Steps | None = None

@@ -207,6 +207,7 @@ class TrainingCalls(Collector):
             thread, is_outermost = self._thread.id, _graph_task() < 0
             if is_outermost:
                 self._passes[thread] = []
+                self.notify(Signal.BACKWARD_BEGIN, None)
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)

@@ -532,6 +532,17 @@ def test_long_python_code_between_the_calls_of_a_loop_is_part_of_what_it_takes()
     assert piece.of_step_percent == pytest.approx(100 * (99 * 90 + 15) / 10_000 * 0.99, rel=0.01)
 
 
+def test_modules_in_a_loop_over_elements_are_part_of_it() -> None:
+    """The bound of a recurrence by hand was 32 % without its linear layers, where a layer of torch saved 69 %."""
+    lines = ["step s 0-10000", "forward Net 0-9900", "module net 0-9900 type=Net"]
+    for index in range(60):
+        begin = 100 + 100 * index
+        lines.append(f"module net.cell {begin}-{begin + 60} type=Linear")
+        lines += [f"op aten::tanh {begin + 65 + 15 * place}-{begin + 75 + 15 * place}" for place in (0, 1)]
+    (piece,) = advice_of("\n".join(lines), "elements")
+    assert piece.of_step_percent == pytest.approx(100 * (59 * 100 + 25) / 10_000 * (1 - 1 / 120), rel=0.02)
+
+
 def test_a_loop_over_elements_is_reported_with_its_python_code_and_its_gradients() -> None:
     (piece,) = advice_of(element_loop("select", "sub", "pow"), "elements")
     assert piece.at_most

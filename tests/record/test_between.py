@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from xsp.collector import Signal
 from xsp.record import between
-from xsp.record.between import Between
+from xsp.record.between import Between, _Times
 
 
 @pytest.fixture
@@ -316,3 +317,149 @@ def test_frames_of_the_collectors_are_not_lines_of_the_program(module: str, is_o
     place: dict[str, Any] = {"__name__": module, "sys": sys}
     exec("def frame():\n    return sys._getframe()\n", place)
     assert between._is_own(place["frame"]()) is is_own
+
+
+# --- in steps ---------------------------------------------------------------------------------------------------------
+
+
+def phases(found: Between) -> dict[tuple[int, str], dict[str, float]]:
+    """Return milliseconds by kind and phase, and by the names that lines call."""
+    return {
+        (each["kind"], each["phase"]): {line["calls"]: line["ns"] / 1e6 for line in each["lines"]}
+        for each in found.content_of_steps()
+    }
+
+
+def computes(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def run_step(found: Between) -> None:
+    found.begin()
+    found.end()
+    found.begin_step()
+    found.on_signal(Signal.CALL_BEGIN)
+    computes(0.01)
+    found.on_signal(Signal.CALL_END)
+    slow(0.02)
+    found.on_signal(Signal.BACKWARD_BEGIN)
+    found.on_signal(Signal.CALL_BEGIN)  # recomputation of a checkpoint
+    time.sleep(0.004)
+    found.on_signal(Signal.CALL_END)
+    time.sleep(0.003)
+    found.on_signal(Signal.BACKWARD_END)
+    found.on_signal(Signal.BACKWARD_END)  # of a pass that began before
+    found.end_step()
+
+
+def test_lines_of_a_step_count_for_the_phase_that_runs(followed: Between) -> None:
+    run_step(followed)
+    assert sys.gettrace() is None
+    followed.count_step(3)
+    followed.count_step(3)  # nothing ran since
+    taken = phases(followed)
+    assert {key: max(names, key=lambda name: names[name]) for key, names in taken.items()} == {
+        (3, "outside"): "slow",
+        (3, "forward"): "computes",
+        (3, "backward"): "time.sleep",
+    }
+    assert taken[3, "outside"]["slow"] >= 20
+    assert 10 <= taken[3, "forward"]["computes"] < 20
+    assert taken[3, "forward"]["time.sleep"] >= 4
+    assert 3 <= taken[3, "backward"]["time.sleep"] < 4
+    (forward,) = (each for each in followed.content_of_steps() if each["phase"] == "forward")
+    (line,) = (each for each in forward["lines"] if each["calls"] == "computes")
+    assert (line["within"]["calls"], forward["gaps"]) == ("time.sleep", 1)
+    assert followed.content()["gaps"] == 1
+
+
+def test_a_step_that_failed_or_follows_no_traced_gap_is_not_counted(followed: Between) -> None:
+    run_step(followed)
+    run_step(followed)
+    followed.count_step(0)
+    assert [each["gaps"] for each in followed.content_of_steps() if each["phase"] == "outside"] == [1]
+    followed.begin_step()
+    assert sys.gettrace() is not None  # the last gap was traced, and no step since
+    followed.end_step()
+    followed.end()
+    followed.begin_step()
+    assert sys.gettrace() is None
+    followed.on_signal(Signal.CALL_BEGIN)
+
+
+def test_no_more_steps_than_enough_are_followed(followed: Between, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between, "MOST_STEPS", 2)
+    for _ in range(4):
+        run_step(followed)
+        followed.count_step(0)
+    assert [each["gaps"] for each in followed.content_of_steps() if each["phase"] == "outside"] == [2]
+
+
+def test_a_loop_of_a_phase_is_followed_for_some_passes_and_the_next_phase_anew(
+    followed: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between, "MOST_INNER", 40)
+    followed.begin()
+    followed.end()
+    followed.begin_step()
+    followed.on_signal(Signal.CALL_BEGIN)
+    frame = sleeps(100, 0.0002)
+    assert frame.f_trace is None
+    followed.on_signal(Signal.CALL_END)
+    computes(0.002)
+    followed.end_step()
+    followed.count_step(0)
+    within = {
+        (each["phase"], line["calls"]): line["within"]["calls"]
+        for each in followed.content_of_steps()
+        for line in each["lines"]
+        if "within" in line
+    }
+    assert within["forward", "sleeps"] == within["outside", "computes"] == "time.sleep"
+
+
+def test_a_step_that_ends_on_another_thread_counts_nothing(followed: Between) -> None:
+    followed.begin()
+    followed.end()
+    followed.begin_step()
+    thread = threading.Thread(target=followed.end_step)
+    thread.start()
+    thread.join()
+    followed.count_step(0)
+    assert followed.content_of_steps() == []
+    sum(range(10))  # the trace function removes itself
+    slow(0.0)
+    assert sys.gettrace() is None
+
+
+def statistics(times: int) -> None:
+    for _ in range(times):
+        time.sleep(0.001)
+        slow(0.001)
+        sum(range(5))
+
+
+def test_the_lines_of_a_loop_in_a_function_count_together(followed: Between) -> None:
+    followed.begin()
+    statistics(10)
+    followed.end()
+    (line,) = (each for each in followed.content()["lines"] if each["calls"] == "statistics")
+    first = statistics.__code__.co_firstlineno + 2
+    within = line["within"]
+    assert within["line"] == first if "last" in within else within["line"] in (first, first + 1)
+    assert within["ns"] <= within["of_ns"] <= line["ns"]
+
+
+def test_lines_of_about_equal_time_near_each_other_are_a_loop() -> None:
+    code, other = statistics.__code__, slow.__code__
+    times = _Times()
+    times.add_line((code, 1), 100)
+    times.inner[code, 1] = {(code, 10): 30, (code, 12): 30, (other, 11): 20, (code, 40): 20}
+    (line,) = times.content()["lines"]
+    assert (line["within"]["line"], line["within"]["last"], line["within"]["ns"]) == (10, 12, 60)
+    times.inner[code, 1] = {(code, 10): 30, (code, 12): 25, (other, 11): 45}
+    (line,) = times.content()["lines"]
+    assert (line["within"]["line"], line["within"]["last"], line["within"]["ns"]) == (10, 12, 55)
+    times.inner[code, 1] = {(code, 10): 30, (code, 20): 30, (other, 11): 40}
+    (line,) = times.content()["lines"]
+    assert "within" not in line

@@ -18,7 +18,7 @@ from xsp.account.entries import BARE, RECORDED, Entry
 from xsp.account.onhost import HostTimes
 from xsp.account.sweep import Times, Union, covered, intersection, length, union, without
 from xsp.account.windows import IterationWindow, tables
-from xsp.run import Between, Line
+from xsp.run import LOOP_LINES, MIN_LOOP_SHARE, Between, Line, PhaseLines, Run
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
 
@@ -30,13 +30,6 @@ MOST_PARTS = 5
 
 MOST_SPANS = 20
 """Maximum number of spans of a part that are named."""
-
-
-LOOP_LINES = 3
-"""Most lines from one line to the next of a loop whose lines count together."""
-
-MIN_LOOP_SHARE = 0.1
-"""Least share of the time of all lines that a line has to be one of a loop."""
 
 
 class Lines(NamedTuple):
@@ -56,6 +49,24 @@ class Lines(NamedTuple):
     outer_calls: str = ""
     """Names that the calling line calls, if the place is inside a function of the program that it calls."""
 
+    is_inside: bool = False
+    """Whether it is."""
+
+    place_share: float = 1.0
+    """Share of `ns` in the place itself."""
+
+
+def of_phase(run: Run, kind: int | None, phase: str) -> PhaseLines | None:
+    """Return the lines that ran in a phase of steps of a kind; None if none were traced.
+
+    Args:
+        run: the run of a rank.
+        kind: number of the kind; None if there are no kinds.
+        phase: the name of an entry of the account.
+    """
+    name = "outside" if phase == names.OUTSIDE else phase
+    return next((each for each in run.lines if each.phase == name and each.kind == (kind or 0)), None)
+
 
 def main_lines(between: Between | None) -> Lines | None:
     """Return the line with most time, with its neighbours if only together they have half of it; None if unknown.
@@ -63,7 +74,7 @@ def main_lines(between: Between | None) -> Lines | None:
     A loop of Python alternates between its lines, so that none of them has most of its time.
 
     Args:
-        between: what was traced between the steps of a rank.
+        between: what was traced between the steps of a rank, or in a phase of them.
     """
     all_ns = between.ns + between.unknown_ns if between is not None else 0
     if between is None or not between.gaps or not between.lines or not all_ns:
@@ -78,7 +89,10 @@ def main_lines(between: Between | None) -> Lines | None:
                 chosen.append(each)
     if len(chosen) == 1:
         place, names_called = place_of(first)
-        return Lines(place, names_called, first.ns, all_ns, False, first.calls)
+        is_inside = place != f"{first.file}:{first.line}"
+        inner = first.within if is_inside else None
+        share = inner.ns / inner.of_ns if inner is not None and inner.of_ns else 1.0
+        return Lines(place, names_called, first.ns, all_ns, False, first.calls, is_inside, min(1.0, share))
     numbers = sorted(each.line for each in chosen)
     place = f"{first.file}:{'-'.join(map(str, sorted({numbers[0], numbers[-1]})))}"
     names_called = ", ".join(dict.fromkeys(name for each in chosen for name in each.calls.split(", ") if name))
@@ -98,7 +112,8 @@ def place_of(line: Line) -> tuple[str, str]:
     if inner is None or inner.ns < MIN_INNER_SHARE * line.ns or (inner.file, inner.line) == (line.file, line.line):
         return f"{line.file}:{line.line}", line.calls
     outer = f"line {line.line}" if inner.file == line.file else f"{line.file}:{line.line}"
-    return f"{inner.file}:{inner.line} (called in {outer})", inner.calls
+    last = f"-{inner.last}" if inner.last else ""
+    return f"{inner.file}:{inner.line}{last} (called in {outer})", inner.calls
 
 
 class BetweenPart(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.account import entries as names
+from xsp.account import passes
 from xsp.account.ranks import Collectives
 from xsp.account.sweep import Times, Union, covered, innermost, intersection, length, union, without
 from xsp.account.windows import IterationWindow, tables
@@ -226,17 +227,21 @@ MIN_MODEL_SHARE = 0.05
 def _models(
     trace: Trace, rank: int, threads: Sequence[tuple[int, int]], phases: dict[str, Union]
 ) -> dict[str, dict[str, Union]]:
-    """Return the times of each model in forward, if several models take much of it: a teacher and a student."""
+    """Return the times of each model in forward, if several take much of it: a teacher and a student, or a pass without
+    gradients beside the one that trains."""
     forward = phases.get(names.FORWARD)
     if forward is None:
         return {}
     rows = trace.con.execute(
-        f"SELECT coalesce(name, type, ''), start_ns, start_ns + dur_ns FROM spans WHERE rank = ? AND device IS NULL "
-        f"AND timed IS NOT false AND kind = '{Kind.FORWARD}' AND {_on(threads, 'process', 'thread')} ORDER BY start_ns",
+        f"SELECT coalesce(name, type, ''), start_ns, start_ns + dur_ns, step FROM spans "
+        f"WHERE rank = ? AND device IS NULL AND timed IS NOT false AND kind = '{Kind.FORWARD}' "
+        f"AND {_on(threads, 'process', 'thread')} ORDER BY start_ns",
         [rank],
     ).fetchall()
     calls: dict[str, tuple[list[int], list[int]]] = {}
-    for name, start, end in rows:
+    for name, (_, start, end, _) in zip(
+        passes.names(trace, rank, [(row[0], row[3]) for row in rows]), rows, strict=True
+    ):
         own = calls.setdefault(name, ([], []))
         own[0].append(start)
         own[1].append(end)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from xsp.account import entries as names
-from xsp.account.between import READS, main_lines
+from xsp.account.between import READS, Lines, main_lines, of_phase
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
-from xsp.account.sweep import coded, covered
+from xsp.account.sweep import coded, covered, union, without
 from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
 from xsp.store.trace import Trace
@@ -102,9 +102,13 @@ def _on_host(
         whole_ms = phases.ms(entry.name, len(recorded))
         candidates = [_operators(outermost, phases, entry.name, len(recorded))]
         if entry.name in (names.FORWARD, names.BACKWARD):
-            candidates.insert(0, _module_on_host(trace, account, entry))
+            python = _python(trace, account, recorded, phases, entry.name)
+            is_most = python is not None and 2 * python.ms >= whole_ms
+            candidates = [python if is_most else None, _module_on_host(trace, account, entry), *candidates]
         if entry.name in (names.OUTSIDE, names.BETWEEN):
             candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
+        if entry.name == names.OUTSIDE:
+            candidates.insert(1, _line_in_step(trace, account, whole_ms))
         if entry.name == names.BETWEEN:
             line = _line(trace, account.rank, whole_ms)
             candidates = [*candidates[:1], _largest_part(entry, whole_ms), line]
@@ -154,7 +158,8 @@ def _outermost_calls(trace: Trace, rank: int, recorded: Sequence[IterationWindow
     return calls
 
 
-_NODE = "autograd::engine::evaluate_function: "
+_GRAPH = "autograd::engine::"
+_NODE = f"{_GRAPH}evaluate_function: "
 
 
 def _operators(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> _Place | None:
@@ -220,6 +225,61 @@ def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place |
     return _Place(label, ms * factor, float(calls), tuple(spans))
 
 
+def lines_of(trace: Trace, account: Iterations, phase: str) -> Lines | None:
+    """Return the lines with most time in a phase of the steps of an account; None if none were traced."""
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    return main_lines(of_phase(run, account.kind, phase))
+
+
+def _line_in_step(trace: Trace, account: Iterations, whole_ms: float) -> _Place | None:
+    """Return the lines of the program with most of the time of a step outside its phases, their part of `whole_ms`."""
+    lines = lines_of(trace, account, names.OUTSIDE)
+    if lines is None:
+        return None
+    return _Place(", ".join(filter(None, (lines.place, lines.calls))), whole_ms * _share(lines), 1.0)
+
+
+def _share(lines: Lines) -> float:
+    """Return the share of a place in the time of all lines."""
+    return lines.place_share * lines.ns / lines.all_ns
+
+
+USUAL_NS = 40_000
+"""Most nanoseconds from one operator to the next for Python, a framework's dispatch and the recording around a call."""
+
+
+def _python(
+    trace: Trace, account: Iterations, recorded: Sequence[IterationWindow], phases: PhaseTimes, phase: str
+) -> _Place | None:
+    """Return the line of the program inside a phase, and the time of the phase that no operator of torch covers.
+
+    `USUAL_NS` of each gap between operators are not counted. A function of autograd that is written in Python, and a
+    node of it, are operators that contain others: only these count. Code that `torch.compile` made has none.
+    """
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    lines = lines_of(trace, account, phase)
+    if lines is None or not lines.is_inside or phase not in phases.unions or run.compilations:
+        return None
+    steps = ", ".join(str(window.step) for window in recorded if window.step is not None)
+    columns = trace.con.execute(
+        f"""
+        SELECT start_ns, start_ns + dur_ns AS end_ns FROM {tables(trace).spans}
+        WHERE rank = ? AND device IS NULL AND step IN ({steps or "NULL"}) AND (
+              level = {int(Level.OP)} AND kind = '{Kind.OP}' AND contains(name, '::')
+                  AND NOT starts_with(name, '{_GRAPH}')
+              OR level = {int(Level.RUNTIME)})
+        """,
+        [account.rank],
+    ).fetchnumpy()
+    begins, stops = (np.asarray(columns[name], np.int64) for name in ("start_ns", "end_ns"))
+    if not covered(phases.unions[phase], begins, stops).any():
+        return None
+    starts, ends = without(phases.unions[phase], union(begins, stops))
+    ns = float(np.maximum(0, ends - starts - USUAL_NS).sum())
+    name = ", ".join(filter(None, (f"Python outside operators, {lines.place}", lines.calls)))
+    return _Place(name, ns / len(recorded) / 1e6, 1.0)
+
+
 def _frame(
     trace: Trace, rank: int, recorded: Sequence[IterationWindow], phases: PhaseTimes, phase: str
 ) -> _Place | None:
@@ -276,7 +336,7 @@ def _line(trace: Trace, rank: int, whole_ms: float) -> _Place | None:
         return None
     calls = f", {lines.calls}" if lines.calls else ""
     # tracing makes Python slower, and these gaps may be others than most
-    ms = min(lines.ns / run.between.gaps / 1e6, whole_ms * lines.ns / lines.all_ns)
+    ms = min(lines.place_share * lines.ns / run.between.gaps / 1e6, whole_ms * _share(lines))
     return _Place(f"{lines.place}{calls}", ms, 1.0)
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from xsp.account import entries as names
-from xsp.account.entries import Account, Entry, Iterations, Side, SlowIterations
+from xsp.account.entries import Account, Course, Entry, Iterations, Side, SlowIterations
+from xsp.account.passes import WITHOUT_GRADIENTS
 from xsp.texts import ms_text
 
 MOST_LINES = 8
@@ -189,19 +190,21 @@ def remarks(account: Account) -> list[Remark]:
     """Return sentences on what differs between iterations, most time first: the first ones, slow ones, growth, and
     steps that train nothing in a program that trains."""
     main = account.job
-    if main is None or main.course is None or not main.time.ms or not account.steps_found:
+    if main is None or not main.time.ms or not account.steps_found:
         return []
+    course = main.course or Course()
     found = [
         Remark(_slow(slow, main), (slow.cost.ms or 0.0) / main.time.ms)
-        for slow in main.course.slow
+        for slow in course.slow
         if (slow.cost.ms or 0.0) >= MIN_SLOW_SHARE * main.time.ms
     ]
     found += _untrained(account, main)
+    found += _second_passes(main)
     first = next((entry for entry in account.program if entry.name in (names.COMPILING, names.FIRST)), None)
     least_share = MIN_COMPILING_SHARE if first is not None and first.name == names.COMPILING else MIN_FIRST_SHARE
     if first is not None and account.wall_ms and (first.ms or 0.0) >= least_share * account.wall_ms:
         found.append(Remark(_first(first, account.wall_ms), (first.ms or 0.0) / account.wall_ms))
-    growth = main.course.growth
+    growth = course.growth
     if growth is not None:
         share = growth.last_ms / growth.first_ms - 1
         text = (
@@ -227,6 +230,29 @@ def _untrained(account: Account, main: Iterations) -> Iterator[Remark]:
         f"{first.name or 'one kind'}{each_ms}{more}; if they evaluate the model, do so less often or on fewer samples.",
         share,
     )
+
+
+def second_passes(main: Iterations) -> list[Entry]:
+    """Return the parts of forward that are passes without gradients through a model that the step also trains."""
+    forward = main.host[names.FORWARD]
+    parts = forward.children if forward is not None else ()
+    return [part for part in parts if part.name.endswith(WITHOUT_GRADIENTS)]
+
+
+def model_of(part: Entry) -> str:
+    """Return the name of the model of such a pass."""
+    return part.name.removeprefix(names.of_model(names.FORWARD, "")).removesuffix(WITHOUT_GRADIENTS)
+
+
+def _second_passes(main: Iterations) -> Iterator[Remark]:
+    total_ms = main.time.ms or 0.0
+    for part in second_passes(main):
+        ms = part.ms or 0.0
+        if ms >= MIN_SLOW_SHARE * total_ms:
+            yield Remark(
+                f"{model_of(part)} is called in each training step also without gradients: {_of(ms, total_ms)}.",
+                ms / total_ms,
+            )
 
 
 def _slow(slow: SlowIterations, main: Iterations) -> str:
@@ -290,7 +316,27 @@ def _on_host_alone(main: Iterations) -> str:
             f"Ranks communicate while they compute nothing: {_of(ranks_ms + transfer_ms, total_ms)}, "
             f"{ms_text(ranks_ms)} of it waiting for other ranks, {ms_text(transfer_ms)} transfer."
         )
-    return f"{_largest(main, largest)}."
+    return f"{_largest(main, largest)}{_beside(main, largest)}."
+
+
+MIN_BESIDE_SHARE = 0.1
+"""Least share of an iteration that the program spends beside its phases, in a known place, to be in the sentence."""
+
+
+def _beside(main: Iterations, largest: Entry) -> str:
+    """Return a clause on time of the program in none of its phases, or between its steps, if that is not the largest
+    part, but much."""
+    found = [
+        entry
+        for entry in main.host.entries
+        if entry.name in _TIME_OF and entry is not largest and entry.place and main.threads == 1
+        and (entry.ms or 0.0) >= MIN_BESIDE_SHARE * (main.time.ms or 0.0)
+    ]  # fmt: skip
+    if not found:
+        return ""
+    entry = max(found, key=lambda each: each.ms or 0.0)
+    where = "between its steps" if entry.name == names.BETWEEN else "outside the model and its phases"
+    return f"; {_of(entry.ms or 0.0, main.time.ms or 0.0)} pass {where}{_place(entry)}"
 
 
 _TIME_OF = {names.BETWEEN: "time between steps", names.OUTSIDE: "time outside the phases"}
@@ -354,7 +400,8 @@ def _with_device(account: Account, main: Iterations, device: Side, attention_ms:
         largest = _largest(main, _own_largest(main))
         host = ms_text(main.limit.host_ms)
         return f"Host and device take nearly the same time: the host takes {host}, {works}. {largest}."
-    return f"The host limits: {works}. {_largest(main, _own_largest(main))}."
+    own = _own_largest(main)
+    return f"The host limits: {works}. {_largest(main, own)}{_beside(main, own)}."
 
 
 def _own_largest(main: Iterations) -> Entry:

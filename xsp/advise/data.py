@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from xsp import account
-from xsp.account import Entry, Iterations
+from xsp.account import Entry, Iterations, places
 from xsp.account import entries as names
 from xsp.account.between import Lines, main_lines
 from xsp.account.entries import (
@@ -17,6 +17,7 @@ from xsp.account.entries import (
     FROM_DEVICE,
     NOT_RECORDED,
     OTHER_OPERATORS,
+    OUTSIDE,
     OUTSIDE_OPERATORS,
     READING,
     RECORDED,
@@ -31,6 +32,7 @@ from xsp.advise.registry import question
 from xsp.errors import AnalysisError
 from xsp.schema import HAS_WORKERS, PERSISTENT, Kind, Level
 from xsp.stats import Interval
+from xsp.store.selftimes import BOOKKEEPING
 from xsp.texts import ms_text
 
 
@@ -136,10 +138,19 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "preparing inputs and reading results, can run for several inputs at once"
         )
     elif largest is not None and largest.name in _REMEDIES:
-        do = _REMEDIES[largest.name]
+        do = _REMEDIES[largest.name] + _for_the_batch(largest)
+    elif (tensors := _one_by_one(context, main)) is not None:
+        text += f"; {tensors}"
+        where = f" at {lines.place}" if lines is not None else ""
+        do = (
+            f"one call for all tensors{where}: torch._foreach_lerp_, _foreach_copy_ take lists (state_dict() once, "
+            "outside of the loop); an average of weights is torch.optim.swa_utils.AveragedModel(model, "
+            "multi_avg_fn=get_ema_multi_avg_fn(decay)); or do it less often"
+        )
     elif lines is not None:
         in_python = entry.part(OUTSIDE_OPERATORS) >= MIN_LINE_SHARE * ms
         do = _remedy(lines, context.required_trace.has(Level.KERNEL), in_python)
+        do += _for_the_batch(largest) if largest is not None else ""
     elif largest is None and context.required_trace.has(Level.KERNEL):
         do = (
             "see what it is: copies to and from the device wait for the host unless memory is pinned "
@@ -167,12 +178,65 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
+_ON_TENSORS = "add|sub|mul|div|lerp|copy|addcmul|addcdiv|sqrt|pow|abs|neg|norm|linalg_vector_norm|clamp|zero|fill|clone"
+"""Operators that compute with each element of a tensor, or copy it, by the names of their overloads."""
+
+LEAST_TENSORS = 32
+"""Least number of calls of one operator between two steps that are a loop over tensors."""
+
+MOST_TENSOR_US = 100.0
+"""Most mean microseconds of such an operator: of a longer one, most of the time is not that of the call."""
+
+
+def _one_by_one(context: AdviceContext, main: Iterations) -> str | None:
+    """Return that the program computes with many small tensors one by one between its steps; None if it does not.
+
+    Operators on tensors make up most of those that compute there, and one that writes to a tensor is called for each.
+    """
+    counts = context.required_trace.con.execute(
+        f"""
+        WITH roots AS (SELECT rank, step FROM before WHERE kind = '{Kind.BEFORE}' AND rank = ?),
+        calls AS (
+            SELECT step, regexp_replace(name, '^aten::', '') AS name, dur_ns, start_ns, start_ns + dur_ns AS end_ns
+            FROM before JOIN roots USING (rank, step) WHERE level = {int(Level.OP)} AND kind = '{Kind.OP}'
+            QUALIFY end_ns > coalesce(max(end_ns) OVER (PARTITION BY process, thread ORDER BY start_ns, end_ns DESC
+                                      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
+        )
+        SELECT name, count(*) / (SELECT count(DISTINCT step) FROM calls), avg(dur_ns) / 1e3,
+               regexp_full_match(name, '({_ON_TENSORS})_?')
+        FROM calls WHERE NOT list_contains(?, name) GROUP BY name ORDER BY 2 DESC
+        """,
+        [main.rank, [*BOOKKEEPING]],
+    ).fetchall()
+    loop = [(name, count) for name, count, us, is_on_tensors in counts if is_on_tensors and us <= MOST_TENSOR_US]
+    number = sum(count for _, count in loop)
+    writes = max((count for name, count in loop if name.endswith("_")), default=0)
+    if writes < LEAST_TENSORS or 2 * number < sum(count for _, count, *_ in counts):
+        return None
+    names = ", ".join(f"{name} {count:.0f}" for name, count in loop[:3])
+    return f"{number:,.0f} operators compute with {writes:.0f} tensors one by one ({names} calls)"
+
+
 _REMEDIES = {
     TO_DEVICE: "pin_memory=True in the DataLoader and .to(device, non_blocking=True): the host does not wait for it",
     FROM_DEVICE: "copy results less often or fewer of them, reduce them on the device first, or copy to pinned memory "
     "with non_blocking=True",
     READING: "read values less often, and together: each read waits for the device",
+    **dict.fromkeys(
+        ("aten::sort", "aten::argsort"),
+        "torch.topk(values, k) finds the largest few and sorts no others, torch.max one",
+    ),
 }
+
+FEWEST_FOR_BATCH = 4
+"""Fewest calls of an operator between two steps that may be one for each sample."""
+
+
+def _for_the_batch(part: Entry) -> str:
+    """Return the clause on calls of an operator between steps that may be one for each sample of a batch."""
+    if not part.name.startswith("aten::") or (part.calls or 0) < FEWEST_FOR_BATCH:
+        return ""
+    return f"; if each of its {part.calls:.0f} calls is for one sample, one call for the whole batch"
 
 
 def _largest_part(entry: Entry) -> Entry | None:
@@ -230,8 +294,57 @@ _REMEDIES_OF_CALLS = (
 )
 """What to do about a line by the functions that it calls, by patterns of their names; the first that fits counts."""
 
+OUTSIDE_PERCENT = 8.0
+"""Minimum percentage of an iteration for what a step reads and reports outside its phases to be worth a line."""
+
+
+@question("outside", "What does the program do in its steps, outside the model and its phases?", number="Q4")
+def outside(context: AdviceContext) -> Iterator[Advice]:
+    """Lines of the program in its steps, outside forward, backward and optimizer, that read values, report or save.
+
+    Other lines there, such as a loss that is written in operators, may be what the program is for.
+    """
+    part = _part(context, OUTSIDE)
+    if part is None:
+        return
+    entry, main = part
+    lines = places.lines_of(context.required_trace, main, OUTSIDE)
+    ms, share = entry.place_ms or 0.0, main.percent(entry.place_ms) or 0.0
+    if lines is None or lines.place not in (entry.place or "") or share < OUTSIDE_PERCENT or ms < calls.LEAST_MS:
+        return
+    known = [place for place in _places_of_calls(lines.calls) if place is not None and place <= MOST_SPARABLE]
+    if not known:
+        return
+    yield Advice(
+        "outside",
+        f"{ms_text(ms)} of an iteration of {ms_text(main.time.ms)} pass in {lines.place}, {lines.calls}: in the step, "
+        "outside the model and its phases",
+        (),
+        Interval(ms / 2, ms, ms),
+        True,
+        share,
+        (f"{100 * lines.ns / lines.all_ns:.0f} % of the lines that were traced there",),
+        f"{_REMEDIES_OF_CALLS[min(known)][1]}; of many tensors, torch._foreach_norm and torch.stack first",
+        entry=OUTSIDE,
+    )
+
+
 _HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|format|join|items|values|keys|copy|time"
 """Functions that say nothing about the purpose of a line."""
+
+
+MOST_SPARABLE = 3
+"""Place of the last of these remedies that is for work which a step can do without, now and then."""
+
+
+def _places_of_calls(called: str) -> list[int | None]:
+    """Return the place of the remedy for each function that a line calls, except helpers; None for others."""
+    names = [name.rpartition(".")[2] for name in called.lower().split(", ")]
+    return [
+        next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
+        for name in names
+        if not re.fullmatch(_HELPERS, name)
+    ]
 
 
 def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
@@ -242,15 +355,10 @@ def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
             "or in another thread"
         )
     for called in (lines.calls, lines.outer_calls):
-        names = [name.rpartition(".")[2] for name in called.lower().split(", ")]
-        known = [
-            next((place for place, (pattern, _) in enumerate(_REMEDIES_OF_CALLS) if re.fullmatch(pattern, name)), None)
-            for name in names
-            if not re.fullmatch(_HELPERS, name)
-        ]
-        places = [place for place in known if place is not None]
-        if places and len(places) == len(known):  # a line that also calls something else may take its time there
-            return f"{_REMEDIES_OF_CALLS[min(places)][1]}: {lines.place}"
+        known = _places_of_calls(called)
+        found = [place for place in known if place is not None]
+        if found and len(found) == len(known):  # a line that also calls something else may take its time there
+            return f"{_REMEDIES_OF_CALLS[min(found)][1]}: {lines.place}"
     copies = "if it copies the batch to the device, pin_memory=True and non_blocking=True (pageable copies wait); "
     return (
         f"make {lines.place} take less time, or do it less often or in another thread; {copies * on_device}"

@@ -355,11 +355,13 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
         return
     step_ms = calls.step_ms(context)
     ops: list[HostCall] = []
+    others: list[HostCall] = []
     passes, python_ms = 0, 0.0
     for parent in calls.walk(context):
         looped = _looped_ops(parent)
         if looped:
             ops += looped
+            others += _others_in_loop(parent, looped)
             passes = max(passes, max(Counter(op.name for op in looped).values()))
             gaps = ((later.start_ns - earlier.end_ns) / 1e6 for earlier, later in pairwise(looped))
             python_ms += sum(min(MOST_PYTHON_MS, max(0.0, gap)) for gap in gaps)
@@ -369,6 +371,7 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
     ms = sum(call.ns for call in all_calls) / 1e6 + python_ms
     if 100 * ms / step_ms < LEAST_ELEMENTS_PERCENT or ms < calls.LEAST_MS:
         return
+    all_calls = calls.with_gradients(context, [*ops, *others])
     ms = min(step_ms, max(ms, (sum(call.ns for call in all_calls) + calls.between_ns(all_calls)) / 1e6))
     gain = ms * (1 - 1 / passes)
     median_us = statistics.median(op.ns for op in ops) / 1e3
@@ -384,8 +387,17 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
             "call takes some microseconds, however little it computes",
         ),
         "compute with whole tensors at once: broadcasting, indexing by tensors, torch.vmap; if each pass needs the "
-        "result of the one before, torch.compile of the loop, or a layer of torch that contains it",
+        "result of the one before, torch.compile of the loop, or a layer of torch that contains it (nn.LSTM, nn.GRU)",
     )
+
+
+def _others_in_loop(parent: HostCall, looped: Sequence[HostCall]) -> list[HostCall]:
+    """Return the other calls that each pass makes: modules, and operators that are called a few times less often."""
+    members = {id(op) for op in looped}
+    begin, end = looped[0].start_ns, looped[-1].end_ns
+    inside = [call for call in parent.children if begin <= call.start_ns and call.end_ns <= end]
+    counts = Counter(call.name for call in inside)
+    return [call for call in inside if id(call) not in members and counts[call.name] >= LEAST_CALLS]
 
 
 def _looped_ops(parent: HostCall) -> list[HostCall]:

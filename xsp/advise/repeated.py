@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from xsp import account
+from xsp.account import sentences
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import HostCall
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
+from xsp.stats import Interval
+from xsp.texts import ms_text
+
+MIN_PASS_SHARE = 0.03
+"""Least share of an iteration of a second pass to be worth a line."""
 
 RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal_", "multinomial", "uniform_", "exponential_")
 """Parts of the names of operators whose results differ from call to call."""
@@ -42,6 +49,34 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
                 "the tensors between them",
             ),
             "keep the result of the first call and use it again, if the module keeps no state",
+        )
+
+
+@question("second-pass", "Does a batch pass the model a second time in training?", number="Q4")
+def second_pass(context: AdviceContext) -> Iterator[Advice]:
+    """Passes without gradients through a model that the same step also trains, as for a metric on its batch.
+
+    At most their time can be saved: another batch may pass then, or the weights may differ.
+    """
+    main = account.of(context.required_trace).job
+    if main is None or not main.time.ms:
+        return
+    for part in sentences.second_passes(main):
+        ms, name = part.ms or 0.0, sentences.model_of(part)
+        if ms < calls.LEAST_MS or ms < MIN_PASS_SHARE * main.time.ms:
+            continue
+        yield Advice(
+            "second-pass",
+            f"each training step also calls {name} without gradients: {ms_text(ms)} of an iteration of "
+            f"{ms_text(main.time.ms)}",
+            (Place(name, None, (), None),),
+            Interval(ms / 2, ms, ms),
+            True,
+            100 * ms / main.time.ms,
+            ("an input of the same shape passes the same model twice in a step, with gradients and without",),
+            "for a metric or a loss that is shown, use the outputs of the pass with gradients: the batch passes the "
+            "model once; if the other pass makes targets, it remains",
+            entry=part.name,
         )
 
 

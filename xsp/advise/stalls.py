@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from xsp import account, stats
-from xsp.account.entries import FORWARD
+from xsp.account import places
+from xsp.account.entries import BACKWARD, FORWARD, OUTSIDE
 from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import HostCall
@@ -35,15 +37,20 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
 
     `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
     time to return memory, see the question `page-faults`. The Python code of a loop that reads single values is left to
-    the question `synchronisations`. Modules of one class are one piece. Time that is missing from any recorded step is
-    not a stall, and one recorded step of many tells nothing: the machine may have done something else.
+    the question `synchronisations`. Modules of one class are one piece, and so are the passes of a function of autograd
+    that is written in Python. Time that is missing from any recorded step is not a stall, and one recorded step of many
+    tells nothing: the machine may have done something else.
     """
     step_ms = calls.step_ms(context)
     job = account.of(context.required_trace).job
     is_one_of_many = job is not None and job.count > job.recorded
     by_type: dict[str, list[HostCall]] = {}
     for call in calls.walk(context):
-        if call.kind in _CONTAINERS and _excess_ms(call) >= calls.LEAST_MS and _is_innermost(call):
+        if (
+            (call.kind in _CONTAINERS or _is_function(call))
+            and _excess_ms(call) >= calls.LEAST_MS
+            and _is_innermost(call)
+        ):
             by_type.setdefault(_type(call), []).append(call)
     freeing_ms = _freeing_ms(context)
     total_gap = sum(_gap_ms(call) for group in by_type.values() for call in group)
@@ -51,14 +58,14 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
         usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms
         gap_interval, repeats = _gap_over_steps(context, group)
-        entry = FORWARD if group[0].kind != Kind.STEP else None
+        entry = FORWARD if group[0].kind in (Kind.FORWARD, Kind.MODULE) else None
         gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
             min(step_ms, _entry_ms(context, entry))
         )
         is_small = 100 * gain.low / step_ms < LEAST_PERCENT or gain.value < calls.LEAST_MS
         if is_small or (repeats < 2 and is_one_of_many):
             continue
-        places = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
+        where = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
         subject = f"{len(group)} calls of {name}" if len(group) > 1 else f"a call of {name}"
         if group[0].kind == Kind.STEP:
             has_model = any(inner.kind in _PHASES for call in group for inner in call.children)
@@ -66,9 +73,9 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         yield Advice(
             "stall",
             f"{subject} spend{'s' * (len(group) == 1)} {gain.value:.3g} ms outside operators",
-            places,
+            where,
             gain,
-            repeats < LEAST_REPEATS,
+            repeats < LEAST_REPEATS or group[0].is_op,  # operators in place of a function take time too
             100 * gain.value / step_ms,
             (
                 f"{gap_interval.value:.3g} ms in which no operator, module or phase runs inside"
@@ -85,10 +92,46 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
                     else ""
                 ),
             ),
-            "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
-            "timeline",
+            _remedy(context, group),
             entry=entry,
         )
+
+
+_FUNCTION = re.compile(r"(?!Compiled)[^\W\d]\w*")
+_NODE_OF_TORCH = re.compile(r"\w*Backward\d+")
+
+
+def _is_function(call: HostCall) -> bool:
+    """Return whether a call is of a function of autograd that is written in Python: nodes of torch have numbers."""
+    is_name = call.is_op and _FUNCTION.fullmatch(call.name) is not None
+    return is_name and _NODE_OF_TORCH.fullmatch(call.name) is None
+
+
+def _remedy(context: AdviceContext, group: Sequence[HostCall]) -> str:
+    """Return what to look for, with the lines of the program that take most time in the phases of the calls."""
+    trace = context.required_trace
+    main = account.of(trace).main
+    phases = [
+        OUTSIDE if call.kind == Kind.STEP else BACKWARD if _is_in_backward(call) else FORWARD for call in group
+    ]  # fmt: skip
+    found = []
+    for phase in dict.fromkeys(phases):
+        lines = places.lines_of(trace, main, phase) if main is not None else None
+        if lines is not None and (phase == OUTSIDE or lines.is_inside):
+            found.append(", ".join(filter(None, (lines.place, lines.calls))))
+    if not found:
+        return (
+            "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
+            "timeline"
+        )
+    return f"see {'; '.join(found)}: operators on whole tensors in place of NumPy and loops of Python; files, locks?"
+
+
+def _is_in_backward(call: HostCall) -> bool:
+    outer: HostCall | None = call
+    while outer is not None and outer.kind != Kind.BACKWARD:
+        outer = outer.parent
+    return outer is not None
 
 
 def _entry_ms(context: AdviceContext, name: str | None) -> float:
@@ -135,7 +178,7 @@ def _usual_gap_ms(call: HostCall) -> float:
 
 def _excess_ms(call: HostCall) -> float:
     """Return the milliseconds of gaps beyond the usual ones, without those inside a loop that reads single values."""
-    if not call.children and call.level != Level.LAYER:
+    if not call.children and call.level != Level.LAYER and not call.is_op:
         return 0.0
     gaps = _gaps(call)
     if sum(inner.name in READS for inner in call.children) >= LEAST_CALLS:
@@ -153,7 +196,7 @@ def _is_innermost(call: HostCall) -> bool:
 
 
 def _type(call: HostCall) -> str:
-    return call.type or call.name
+    return call.type or (call.name.removesuffix("Backward") if call.is_op else call.name)
 
 
 def _place(call: HostCall) -> Place:

@@ -1,10 +1,11 @@
-"""Lines of the program that run between its steps, traced after each recorded step until the next step begins.
+"""Lines of the program, traced after each recorded step: between it and the next step, and in that step.
 
 The work of a loop between steps (checkpoints, statistics, `gc.collect()`, reading a loss) belongs to no step, and no
-collector records it. So the frames that are on the stack when a recorded step ends are traced line by line
-(`sys.settrace`); time in a callee counts for the calling line. Of functions of the program itself, neither of packages
-nor of the standard library, the line that takes most of it is noted beside. The step after a recorded one counts as
-disturbed anyway, so no figure of the loop includes the cost of tracing.
+collector records it; of Python code inside a step, collectors record no line. So the frames that are on the stack when
+a recorded step ends are traced line by line (`sys.settrace`); time in a callee counts for the calling line. Of
+functions of the program itself, neither of packages nor of the standard library, the line that takes most of it is
+noted beside. The step after a recorded one counts as disturbed anyway, so no figure of the loop includes the cost of
+tracing; its lines count for the phase that runs (forward, backward, optimizer), or for none of them.
 
 Nothing is traced if another tracer is active: a debugger, or coverage.
 """
@@ -23,15 +24,21 @@ from types import CodeType, FrameType
 from typing import Any
 
 from xsp import clock
+from xsp.collector import Signal
+from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
 MOST_GAPS = 64
 """Most gaps between steps that are traced in a run."""
 
+MOST_STEPS = 12
+"""Most steps that are traced in a run."""
+
 MOST_CALLS = 50_000
-"""Most calls of Python functions in a traced gap; each costs some 0.2 µs."""
+"""Most calls of Python functions in a traced gap or step; each costs some 0.2 µs."""
 
 MOST_INNER = 5_000
-"""Most events of lines inside functions that are called in a traced gap; each costs about 1 µs."""
+"""Most events of lines inside functions that are called in a traced gap, or a phase of a step; each costs about 1 µs.
+"""
 
 MOST_FRAMES = 48
 """Innermost frames of a stack that are traced."""
@@ -64,34 +71,204 @@ def _is_of_program(frame: FrameType) -> bool:
     return is_file and not path.startswith(_LIBRARY) and _PACKAGES.match(path) is None and not _is_own(frame)
 
 
-class Between:
-    """The time that each line of the program takes between its steps."""
+BETWEEN, OUTSIDE = "between", "outside"
+"""Names of the time between steps, and of the time of a step in none of its phases."""
+
+_BEGINS = {Signal.CALL_BEGIN: "forward", Signal.BACKWARD_BEGIN: "backward", Signal.OPTIMIZER_BEGIN: "optimizer"}
+_ENDS = {Signal.CALL_END: "forward", Signal.BACKWARD_END: "backward", Signal.OPTIMIZER_END: "optimizer"}
+
+
+class _Times:
+    """Times of lines, in gaps between steps or in one phase of steps."""
 
     def __init__(self) -> None:
-        self._line_times: dict[_Line, list[int]] = {}
-        """For each line its nanoseconds, and the number of gaps in which it ran."""
+        self.count = self.unknown_ns = self.inner_events = 0
+        self.lines: dict[_Line, list[int]] = {}
+        """For each line its nanoseconds, and the number of gaps or steps in which it ran."""
 
-        self._gaps = self._unknown_ns = 0
-        self._ns: dict[_Line, int] = {}
-        """Nanoseconds of each line in the current gap."""
+        self.inner: dict[_Line, dict[_Line, int]] = {}
+        """For each line the nanoseconds of lines inside the program's functions that it calls."""
 
+    def add_line(self, line: _Line | None, ns: int) -> None:
+        """Add time of a line; None if it is unknown."""
+        if line is None:
+            self.unknown_ns += ns
+        else:
+            self.lines.setdefault(line, [0, 1])[0] += ns
+
+    def add(self, other: _Times) -> None:
+        """Add the times of another gap or step."""
+        self.count += 1
+        self.unknown_ns += other.unknown_ns
+        for line, (ns, _) in other.lines.items():
+            total = self.lines.setdefault(line, [0, 0])
+            total[0] += ns
+            total[1] += 1
+        for line, times in other.inner.items():
+            own = self.inner.setdefault(line, {})
+            for inner, ns in times.items():
+                own[inner] = own.get(inner, 0) + ns
+
+    def content(self) -> dict[str, Any]:
+        """Return its content for `run.json`, see `xsp.run.Between`."""
+        ordered = sorted(self.lines.items(), key=lambda entry: -entry[1][0])
+        return {
+            "gaps": self.count,
+            "ns": sum(ns for _, (ns, _) in ordered),
+            "lines": [
+                {
+                    **_named(code, line),
+                    "function": getattr(code, "co_qualname", code.co_name),
+                    "ns": ns,
+                    "gaps": gaps,
+                    **self._within((code, line)),
+                }
+                for (code, line), (ns, gaps) in ordered[:MOST_LINES]
+            ],
+            "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
+            "unknown_ns": self.unknown_ns,
+        }
+
+    def _within(self, line: _Line) -> dict[str, Any]:
+        """Return the line inside the program's functions that takes most of a line, if it takes half of what is known.
+
+        A loop alternates between its lines: the lines near one with much time count with it, if no single line has
+        half.
+        Only the first `MOST_INNER` events of a gap are known: a long loop is known by its first passes.
+        """
+        times = self.inner.get(line, {})
+        whole_ns = sum(times.values())
+        ordered = sorted(times, key=lambda each: -times[each])
+        loops = [ordered[:1], *(sorted(_near(times, each, whole_ns), key=lambda each: each[1]) for each in ordered[:3])]
+        sums = [sum(times[each] for each in loop) for loop in loops]
+        place = 0 if 2 * sums[0] >= whole_ns else max(range(len(loops)), key=lambda place: sums[place])
+        loop, ns = loops[place], sums[place]
+        if not loop or 2 * ns < whole_ns:
+            return {}
+        names = dict.fromkeys(name for each in loop for name in _named(*each)["calls"].split(", ") if name)
+        last = {"last": loop[-1][1]} if len(loop) > 1 else {}
+        return {
+            "within": {
+                **_named(*loop[0]),
+                "calls": ", ".join([*names][:MOST_NAMES]),
+                "ns": ns,
+                "of_ns": whole_ns,
+                **last,
+            }
+        }
+
+
+def _near(times: dict[_Line, int], line: _Line, whole_ns: int) -> list[_Line]:
+    """Return a line, and those of its function that are near it and have much of the time."""
+    chosen = [line]
+    for each in sorted(times, key=lambda each: -times[each]):
+        is_near = each[0] is line[0] and any(0 < abs(each[1] - other[1]) <= LOOP_LINES for other in chosen)
+        if each not in chosen and is_near and times[each] >= MIN_LOOP_SHARE * whole_ns:
+            chosen.append(each)
+    return chosen
+
+
+class Between:
+    """The time that each line of the program takes between its steps, and in the phases of steps."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[int, str], _Times] = {}
+        """Times by kind of step and phase; between steps, of kind 0."""
+
+        self._gaps = self._steps = 0
+        self._parts: dict[str, _Times] = {}
+        """Times of the current gap or step, by phase."""
+
+        self._times = _Times()
+        """Those that the current time counts for."""
+
+        self._phases: list[tuple[str, int]] = []
+        """Phases that run, outermost first, each with the number of functions that were traced when it began."""
+
+        self._is_in_step = self._is_followed = False
         self._frames: list[FrameType] = []
         self._thread: int | None = None
         self._line: _Line | None = None
         self._since_ns = self._excluded_ns = self._calls = 0
-        self._inner_times: dict[_Line, dict[_Line, int]] = {}
-        """For each line the nanoseconds of lines inside the program's functions that it calls."""
-
         self._inner: _Line | None = None
         self._inner_frames: list[FrameType] = []
-        self._inner_since_ns = self._inner_events = 0
+        self._inner_since_ns = 0
         self._are_of_program: dict[CodeType, bool] = {}
 
     def begin(self) -> None:
-        """Trace the frames that are on the stack from now on, except frames of xsp."""
-        if self._thread is not None or self._gaps >= MOST_GAPS or sys.gettrace() is not None:
+        """Trace the frames that are on the stack from now on, until the next step, except frames of xsp."""
+        if self._thread is None and self._gaps < MOST_GAPS:
+            self._begin(BETWEEN)
+
+    def end(self) -> None:
+        """Stop tracing, and add up the times of this gap."""
+        self.end_step()  # of a program that ends in it
+        self._is_followed = self._thread == threading.get_ident()
+        if self._thread is not None:
+            self._end()
+            self._gaps += 1
+            self._add_up(0)
+
+    def begin_step(self) -> None:
+        """Trace the step that begins, if the gap before it was traced."""
+        if self._is_followed and self._thread is None and self._steps < MOST_STEPS:
+            self._begin(OUTSIDE)
+            self._is_in_step = self._thread is not None
+
+    def end_step(self) -> None:
+        """Stop tracing a step that ends; `count_step` adds its times up."""
+        if self._is_in_step:
+            is_own = self._thread == threading.get_ident()
+            self._end()
+            if not is_own:
+                self._parts = {}
+
+    def count_step(self, kind: int) -> None:
+        """Add up the times of the traced step that ended, if it was one.
+
+        Args:
+            kind: the number of its kind.
+        """
+        if self._parts:
+            self._steps += 1
+            self._add_up(kind)
+
+    def on_signal(self, signal: Signal) -> None:
+        """Count the time that follows for the phase that begins, or for the one around the phase that ends."""
+        if not self._is_in_step or self._thread != threading.get_ident():
             return
-        caller: FrameType | None = sys._getframe(1)
+        begins, ends = _BEGINS.get(signal), _ENDS.get(signal)
+        if begins is None and not any(phase == ends for phase, _ in self._phases):
+            return
+        now_ns = clock.monotonic_ns()
+        self._add_time(now_ns)
+        self._add_inner_time(now_ns)
+        if begins is not None:
+            self._phases.append((begins, len(self._inner_frames)))
+        else:
+            while self._phases.pop()[0] != ends:
+                pass
+            self._go_on_in_caller()  # of a long loop in the phase, some passes were traced
+        self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
+        self._since_ns = self._inner_since_ns = clock.monotonic_ns()
+
+    def forget(self) -> None:
+        """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
+        if self._thread is not None:
+            self._stop_tracing()
+        self._parts = {}
+
+    def exclude(self, ns: int) -> None:
+        """Subtract the current line's wait for data, which is counted separately."""
+        if self._thread == threading.get_ident():
+            self._excluded_ns += ns
+            self._inner_since_ns += ns
+
+    def _begin(self, phase: str) -> None:
+        """Trace the frames that are on the stack from now on, except frames of xsp."""
+        if sys.gettrace() is not None:
+            return
+        caller: FrameType | None = sys._getframe(2)
         while caller is not None and len(self._frames) < MOST_FRAMES:
             if not _is_own(caller):
                 self._frames.append(caller)
@@ -101,37 +278,23 @@ class Between:
             return
         innermost = self._frames[0]
         self._line, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
-        self._ns, self._calls, self._excluded_ns, self._inner_events = {}, 0, 0, 0
+        self._times = _Times()
+        self._parts, self._calls, self._excluded_ns = {phase: self._times}, 0, 0
         for frame in self._frames:
             frame.f_trace = self._on_event
         self._since_ns = clock.monotonic_ns()
         sys.settrace(self._on_call)
 
-    def end(self) -> None:
-        """Stop tracing, and add up the times of this gap."""
-        if self._thread is None:
-            return
-        now_ns = clock.monotonic_ns()
-        if self._line is None:
-            self._unknown_ns += now_ns - self._since_ns
-        self._add_time(now_ns)
+    def _end(self) -> None:
+        """Add the time since the last event, and stop tracing."""
+        self._add_time(clock.monotonic_ns())
         self._stop_tracing()
-        self._gaps += 1
-        for line, ns in self._ns.items():
-            total = self._line_times.setdefault(line, [0, 0])
-            total[0] += ns
-            total[1] += 1
 
-    def forget(self) -> None:
-        """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
-        if self._thread is not None:
-            self._stop_tracing()
-
-    def exclude(self, ns: int) -> None:
-        """Subtract the current line's wait for data, which is counted separately."""
-        if self._thread == threading.get_ident():
-            self._excluded_ns += ns
-            self._inner_since_ns += ns
+    def _add_up(self, kind: int) -> None:
+        """Add the times of the gap or step that ended to those of its kind."""
+        parts, self._parts = self._parts, {}
+        for phase, times in parts.items():
+            self._totals.setdefault((kind, phase), _Times()).add(times)
 
     def _stop_tracing(self) -> None:
         if self._thread == threading.get_ident() and sys.gettrace() == self._on_call:
@@ -139,24 +302,29 @@ class Between:
         for frame in self._frames:
             if frame.f_trace == self._on_event:
                 frame.f_trace = None
-        self._leave_functions()
+        self._leave_functions(0)
         self._thread = self._line = None
+        self._is_in_step = False
+        self._phases.clear()
         self._frames.clear()
 
-    def _leave_functions(self) -> None:
-        """Trace the functions that were called no further."""
-        for frame in self._inner_frames:
+    def _leave_functions(self, least: int) -> None:
+        """Trace the functions that were called no further, except the first `least`."""
+        for frame in self._inner_frames[least:]:
             if frame.f_trace == self._on_inner:
                 frame.f_trace = None
-        self._inner_frames.clear()
+        del self._inner_frames[least:]
         self._inner = None
+
+    def _go_on_in_caller(self) -> None:
+        """Count time for the innermost function that is traced."""
+        caller = self._inner_frames[-1] if self._inner_frames else None
+        self._inner = None if caller is None else (caller.f_code, caller.f_lineno)
 
     def _add_time(self, now_ns: int) -> None:
         """Add the time since the last event to the line that ran."""
-        if self._line is not None:
-            ns = max(0, now_ns - self._since_ns - self._excluded_ns)
-            self._ns[self._line] = self._ns.get(self._line, 0) + ns
-        self._excluded_ns = 0
+        self._times.add_line(self._line, max(0, now_ns - self._since_ns - self._excluded_ns))
+        self._since_ns, self._excluded_ns = now_ns, 0
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Count a call, trace into functions of the program; stop tracing after `MOST_CALLS` calls. Hot."""
@@ -165,11 +333,10 @@ class Between:
             sys.settrace(None)
         elif self._calls > MOST_CALLS:  # the rest of the gap counts for unknown lines
             sys.settrace(None)
-            now_ns = clock.monotonic_ns()
-            self._add_time(now_ns)
-            self._leave_functions()
-            self._line, self._since_ns = None, now_ns
-        elif self._line is not None and self._inner_events < MOST_INNER:
+            self._add_time(clock.monotonic_ns())
+            self._leave_functions(0)
+            self._line = None
+        elif self._line is not None and self._times.inner_events < MOST_INNER:
             is_of_program = self._are_of_program.get(frame.f_code)
             if is_of_program is None:
                 is_of_program = self._are_of_program[frame.f_code] = _is_of_program(frame)
@@ -184,7 +351,7 @@ class Between:
     def _add_inner_time(self, now_ns: int) -> None:
         """Add the time since the last event inside functions to the line that ran there."""
         if self._inner is not None and self._line is not None:
-            times = self._inner_times.setdefault(self._line, {})
+            times = self._times.inner.setdefault(self._line, {})
             times[self._inner] = times.get(self._inner, 0) + max(0, now_ns - self._inner_since_ns)
 
     def _on_inner(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -195,15 +362,14 @@ class Between:
         if event == "exception":
             return self._on_inner
         self._add_inner_time(clock.monotonic_ns())
-        self._inner_events += 1
+        self._times.inner_events += 1
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
                 self._inner_frames.remove(frame)
             frame.f_trace = None
-            caller = self._inner_frames[-1] if self._inner_frames else None
-            self._inner = None if caller is None else (caller.f_code, caller.f_lineno)
-        elif self._inner_events >= MOST_INNER:
-            self._leave_functions()
+            self._go_on_in_caller()
+        elif self._times.inner_events >= MOST_INNER:
+            self._leave_functions(self._phases[-1][1] if self._phases else 0)
         else:
             self._inner = frame.f_code, frame.f_lineno
         self._inner_since_ns = clock.monotonic_ns()
@@ -230,38 +396,17 @@ class Between:
         return None if event == "return" else self._on_event
 
     def content(self) -> dict[str, Any] | None:
-        """Return its content for `run.json`, see `xsp.run.Between`; None if nothing was traced."""
-        if not self._gaps:
-            return None
-        ordered = sorted(self._line_times.items(), key=lambda entry: -entry[1][0])
-        return {
-            "gaps": self._gaps,
-            "ns": sum(ns for _, (ns, _) in ordered),
-            "lines": [
-                {
-                    **_named(code, line),
-                    "function": getattr(code, "co_qualname", code.co_name),
-                    "ns": ns,
-                    "gaps": gaps,
-                    **self._within((code, line)),
-                }
-                for (code, line), (ns, gaps) in ordered[:MOST_LINES]
-            ],
-            "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
-            "unknown_ns": self._unknown_ns,
-        }
+        """Return the content of the time between steps for `run.json`, see `xsp.run.Between`; None without any."""
+        times = self._totals.get((0, BETWEEN))
+        return None if times is None else times.content()
 
-    def _within(self, line: _Line) -> dict[str, Any]:
-        """Return the line inside the program's functions that takes most of a line, if it takes half of what is known.
-
-        Only the first `MOST_INNER` events of a gap are known: a long loop is known by its first passes.
-        """
-        times = self._inner_times.get(line, {})
-        inner = max(times, key=lambda each: times[each], default=None)
-        whole_ns = sum(times.values())
-        if inner is None or 2 * times[inner] < whole_ns:
-            return {}
-        return {"within": {**_named(*inner), "ns": times[inner]}}
+    def content_of_steps(self) -> list[dict[str, Any]]:
+        """Return the content of the phases of steps for `run.json`, see `xsp.run.PhaseLines`."""
+        return [
+            {"kind": kind, "phase": phase, **times.content()}
+            for (kind, phase), times in self._totals.items()
+            if phase != BETWEEN
+        ]
 
 
 def _named(code: CodeType, line: int) -> dict[str, Any]:

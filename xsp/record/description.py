@@ -76,6 +76,7 @@ def of_steps(
         "kinds": steps.kinds.content(),
         "budget": budget.content(schedule, steps.account),
         "between": steps.between.content(),
+        "lines": steps.between.content_of_steps(),
         "compilations": compilations(started_ns) if finished else [],
         "clock": {"durations": "perf_counter_ns", "epoch_error_ns": anchor.error_ns},
         "steps": {

@@ -314,4 +314,6 @@ def _call_content(token: Token) -> dict[str, Any]:
         call["type"] = token.type.__name__
     if token.shape:
         call["shape"] = list(token.shape)
+    if token.kind is Kind.FORWARD:
+        call |= {"module": token.subject, "trains": token.trains}
     return call

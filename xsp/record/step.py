@@ -131,6 +131,8 @@ class Step:
             steps.reject()
             raise
         self._recording, steps.open = True, self
+        if self.turn.is_bare:
+            steps.between.begin_step()
         self.before_ns = clock.monotonic_ns() - entered_ns
         self.own_ns += self.before_ns
         self.start_ns = self.end_ns = clock.monotonic_ns()
@@ -179,6 +181,7 @@ class Step:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
         steps, handled_before = self._steps, self._steps.storing.handled
+        steps.between.end_step()
         try:
             if self._active:
                 steps.collecting.settle(self._active)
@@ -221,6 +224,7 @@ class Step:
             step, self._beside = self._beside, None
             step.abandon()
             return
+        steps.between.end_step()
         steps.threads.end(self.thread, clock.monotonic_ns())
         self._recording, steps.open, steps.outline.thread = False, None, None
         try:

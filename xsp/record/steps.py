@@ -20,7 +20,7 @@ from xsp.record.beside import EndedStep
 from xsp.record.between import Between
 from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds
-from xsp.record.loop import UNKNOWN, Loop, Usage
+from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
@@ -105,8 +105,11 @@ class Steps:
                 self.between.exclude(subject)
             elif signal is unusual:
                 self.quiet.break_off()
-            elif inner is not None:
-                return inner(signal, subject)
+            else:
+                is_apart = inner(signal, subject) if inner is not None else None
+                if not is_apart:
+                    self.between.on_signal(signal)
+                return is_apart
             return None
 
         return listen
@@ -214,6 +217,8 @@ class Steps:
         """Add a step that ended to the loop, and return its number of samples; None if unknown."""
         kind, batch = self.kinds.count_step(self.outline, step.batch_size or self.batch_size)
         step.kind = kind.number
+        if step.status_number is Status.OK:
+            self.between.count_step(kind.number)
         turn, dur_ns = step.turn, step.end_ns - step.start_ns
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.is_bare and step.is_steady and not self.quiet.is_short
