@@ -321,7 +321,7 @@ class Cuda(Accelerator):
         """Return whether torch has a context."""
         import torch
 
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())
 
     @property
     def uuid(self) -> str:
