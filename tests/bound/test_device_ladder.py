@@ -91,6 +91,15 @@ def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     assert "its calls alone" in found.limit_text
 
 
+def test_a_device_that_is_too_small_is_the_reason_for_what_is_not_timed(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, free_bytes=1000)
+    found = xsp.bound.of(model, device="standin", timings=tmp_path / "timings", fill=20)
+    assert found.absent["as_run"].startswith("no call is timed (too-large: its tensors take")
+    assert "of 500 B allowed" in found.absent["as_run"]
+
+
 def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_step(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

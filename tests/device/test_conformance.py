@@ -24,7 +24,8 @@ from xsp.bench.spec import CacheState, Spec, Status, Timing  # noqa: E402
 from xsp.device import devices, energy  # noqa: E402
 from xsp.device.ceilings import Ceiling  # noqa: E402
 from xsp.device.contract import Accelerator, Device, Elapsed, Fault  # noqa: E402
-from xsp.errors import DeviceError, PluginError  # noqa: E402
+from xsp.device.processor import Processor  # noqa: E402
+from xsp.errors import DeviceError, PluginError, ShareError  # noqa: E402
 
 DEVICES = ["cpu", "standin:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
@@ -186,6 +187,35 @@ def test_its_identity_is_plain_and_tells_it_from_others(device: Device) -> None:
         assert environment.inner_cache_bytes == max((size for _, size in device.caches()), default=0)
         assert environment.hash != current_environment().hash
         assert environment.processor_note == ""
+
+
+def test_what_runs_and_the_environment_of_the_processor_note_of_it_is_plain(device: Device) -> None:
+    for facts in (device.properties(), device.described(), device.libraries(), dict(device.blocking_variables)):
+        assert json.loads(json.dumps(facts)) == facts
+    assert device.properties()["name"] == device.described()["name"] == device.name
+    assert device.may_be_here()
+    assert isinstance(device.is_used(), bool)
+    assert isinstance(device.uuid, str)
+    if not device.is_host:
+        listed = Processor().identity()["devices"]
+        assert device.described() in listed, "the processor's timings of transfers are of these devices"
+    assert (device in devices.used()) == (device.is_used() and not device.is_host)
+
+
+def test_its_own_operators_and_precisions_can_be_called(device: Device) -> None:
+    for function, substitute in devices.operators(device.kind).items():
+        assert callable(getattr(torch.nn.functional, function.__name__))
+        assert callable(substitute)
+    names = [name for name, product in device.own_products(64) if product() is not None]
+    assert len(set(names)) == len(names)
+
+
+def test_memory_that_processes_share_is_there_or_it_is_said_why_not(device: Device) -> None:
+    if not device.shares:
+        with pytest.raises(ShareError):
+            device.sharing()
+        return
+    assert device.sharing().label == device.id
 
 
 def test_its_ceiling_is_known_or_said_to_be_unknown(

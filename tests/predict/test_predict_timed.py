@@ -83,6 +83,15 @@ def test_what_is_not_timed_or_not_here_is_one_error(
         assert message in capsys.readouterr().err
 
 
+def test_a_device_that_is_lost_while_calls_are_timed_is_the_reason_that_is_said(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = str(tmp_path / "gone")
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::relu": "gone"}, gone=gone)
+    with pytest.raises(AnalysisError, match=r"calls are timed.*; standin:0 was lost: standin:0 does not answer"):
+        timedstep.of(model, device="standin", timings=tmp_path / "timings", fill=30.0)
+
+
 def test_a_model_without_a_device_says_that_the_processor_was_timed(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,10 @@ def test_a_model_is_advised_on_a_device_that_is_named(
 ) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     words = ["advise", model, "--device", "standin:0", "--timings", str(tmp_path / "timings")]
+    assert cli.main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--fill 60s" in said
+    assert "record more steps" not in said
     assert cli.main([*words, "--fill", "40s", "--format", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
     (piece,) = [piece for piece in found["advice"] if piece["question"] == "launches"]

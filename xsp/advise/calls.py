@@ -446,5 +446,7 @@ def step_ms(context: AdviceContext) -> float:
     """
     step = context.step
     if step is None or not step.ms.value:
+        if context.trace is None:
+            raise AnalysisError("too few of its calls are timed here: take them first, --fill 60s")
         raise AnalysisError("no step was timed: record more steps")
     return step.ms.value

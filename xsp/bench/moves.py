@@ -26,6 +26,7 @@ from xsp.bench.partner import Partner
 from xsp.bench.spec import Spec
 from xsp.bench.torchcalls import Prepared, self_timed
 from xsp.bench.transfers import DEVICE, DIRECTORY, FAMILIES, MEMORY, PROCESSES, ROOM, ROW
+from xsp.texts import size_text
 
 PAGE = mmap.PAGESIZE
 MESSAGE_BYTES = 64 << 20
@@ -48,7 +49,7 @@ class Transfers:
         if family is None or size < (4 * ROW if family.most else 0):
             raise NotTimeable(f"there is no transfer {name} of {size} bytes")
         if 4 * size > limit_bytes:
-            raise MemoryError(f"its buffers take {4 * size / 2**30:.1f} GiB")
+            raise MemoryError(f"its buffers take {size_text(4 * size)} of {size_text(limit_bytes)} allowed")
         if family.group == MEMORY:
             return _memory(name, size)
         if family.group == PROCESSES:

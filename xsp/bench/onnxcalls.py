@@ -20,6 +20,7 @@ from xsp.bench.spec import CacheState, Spec, missing_input_reason
 from xsp.errors import first_line
 from xsp.graph.blocks import Block, Wires
 from xsp.graph.node import Call, Tensor
+from xsp.texts import size_text
 
 if TYPE_CHECKING:
     from xsp.bench.torchcalls import Prepared
@@ -56,7 +57,9 @@ class OnnxRuntime:
         input_bytes = sum(_bytes(tensor) for tensor in model.inputs.values()) + 2 * weight_bytes
         output_bytes = sum(tensor.bytes or 0 for tensor in model.node_outputs.values())
         if input_bytes + output_bytes > limit_bytes:
-            raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
+            raise MemoryError(
+                f"its tensors take {size_text(input_bytes + output_bytes)} of {size_text(limit_bytes)} allowed"
+            )
         copies, notes = 1, list(model.notes)
         if spec.state is CacheState.CHAIN and weight_bytes:
             full_rotation = min(

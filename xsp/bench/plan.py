@@ -36,6 +36,9 @@ SITTING_SIZE = 16
 SECONDS_PER_SPEC = 0.4
 """Approximate seconds to time a spec; if less time is left than a full sitting takes, fewer specs take turns."""
 
+LOST = " was lost: "
+"""Part of the problem of a table whose device was lost while it was filled."""
+
 MIN_SECONDS = 1.0
 """Least seconds for timing, however long the worker process took to start."""
 
@@ -271,7 +274,7 @@ def fill(
                 pending = pending[len(sitting) :]
                 store(turns.sit(sitting, deadline, partial(_report, progress, len(results), total), seed=len(results)))
             if turns.lost:
-                timings.problems.append(f"{device.id} was lost: {turns.lost}; all timings until then are kept")
+                timings.problems.append(f"{device.id}{LOST}{turns.lost}; all timings until then are kept")
                 break
     if refused_now and not any(timing.key in pairs for timing in results):
         raise DeviceError("; ".join(refused_now))

@@ -20,6 +20,7 @@ from xsp import processes
 from xsp.bench import transfers
 from xsp.bench.spec import Spec
 from xsp.errors import first_line
+from xsp.texts import size_text
 
 _CODE = processes.call_code("xsp.bench.ranks", "run_rank")
 
@@ -60,7 +61,9 @@ class Collectives:
         if name not in transfers.OF_RANKS or not 1 <= count <= MOST_RANKS or size < 0:
             raise NotTimeable(f"there is no collective {name} of {count} ranks")
         if 2 * size * count > limit_bytes:
-            raise MemoryError(f"its buffers take {2 * size * count / 2**30:.1f} GiB on all ranks")
+            raise MemoryError(
+                f"its buffers take {size_text(2 * size * count)} of {size_text(limit_bytes)} allowed, on all ranks"
+            )
         command = {"what": name, "bytes": size, "ranks": count, "products": int(arguments.get("products", 0))}
         try:
             ranks = _ranks(count, spec.threads)

@@ -23,6 +23,7 @@ from xsp.device.processor import Processor
 from xsp.graph.blocks import Block
 from xsp.graph.node import OBJECT, Call, Tensor
 from xsp.graph.recorder import flat_tensors
+from xsp.texts import size_text
 
 MOST_COPIES = 256
 """Most copies of the weights that are rotated."""
@@ -131,7 +132,9 @@ class Torch:
         input_bytes = sum(inputs.size(source.parameters[number]) for number in unrotated) + weight_bytes
         output_bytes = sum(tensor.bytes or 0 for call in spec.block.calls for tensor in call.outputs)
         if input_bytes * (2 if source.changed else 1) + output_bytes > limit_bytes:
-            raise MemoryError(f"its tensors take {(input_bytes + output_bytes) / 2**30:.1f} GiB")
+            raise MemoryError(
+                f"its tensors take {size_text(input_bytes + output_bytes)} of {size_text(limit_bytes)} allowed"
+            )
         if copies > 1:
             copies = max(1, min(copies, (limit_bytes - input_bytes - output_bytes) // weight_bytes))
         return self._made(spec, source, copies, rotated_bytes, device or Processor())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -380,8 +380,9 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
         total = parts.rungs[rung.value]
         if total.sequential is None:
             parts.absent[rung.value] = (
-                "no call is timed" if not total.coverage.nodes else _coverage_reason(total.coverage)
-            )
+                f"no call is timed{_most_frequent(parts)}" if not total.coverage.nodes
+                else _coverage_reason(total.coverage)
+            )  # fmt: skip
     as_run = parts.rungs[Rung.AS_RUN.value]
     if granularity is None:
         _mark_absent(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
@@ -556,6 +557,12 @@ def _invalid_ceiling(parts: _Parts) -> str | None:
     if ceiling_ns is not None and step_ns is not None and ceiling_ns > step_ns:
         return f"that of single calls is {ceiling_ns / 1e6:.3g} ms, and the calls of this run are fused"
     return None
+
+
+def _most_frequent(parts: _Parts) -> str:
+    """Return the most frequent reason why calls that were tried have no figure, in brackets; empty if none was."""
+    reasons = Counter(reason for reason in parts.reasons[Rung.AS_RUN.value] if reason not in ("", timed.NOT_TIMED))
+    return "".join(f" ({reason}, {count} calls)" for reason, count in reasons.most_common(1))
 
 
 def _holes(parts: _Parts) -> list[Hole]:

@@ -326,7 +326,7 @@ class Device(ABC):
         Raises:
             ShareError: there is no such device, or its memory cannot be shared.
         """
-        raise ShareError(self.sharing_obstacle())
+        raise ShareError(self.sharing_obstacle() or f"{self.id}: {SHARED_ON}")
 
     def shared(self, memory: Any) -> Any:
         """Return memory of another process, opened in this one, as a tensor of bytes, which keeps it open.
