@@ -205,3 +205,30 @@ def test_sorts_of_each_sample_between_steps_have_a_remedy_of_their_own() -> None
     (piece,) = advice_of(trained(text, 10, 10), "between")
     assert piece.do.startswith("torch.topk(values, k)")
     assert piece.do.endswith("if each of its 8 calls is for one sample, one call for the whole batch")
+
+
+CLOSURE = """
+    step s          0-10000
+    optimizer SGD   0-10000
+    forward Net     500-2500
+    op aten::item   3000-5000
+    backward b      6000-9000
+    op aten::mul_   9100-9200
+"""
+
+
+def test_what_the_closure_of_an_optimizer_does_is_no_part_of_its_step() -> None:
+    """Lightning calls the training step in one; metrics in it were "the optimizer", 30 % of an iteration."""
+    main = main_of(trained(CLOSURE, 10))
+    assert main.host.ms(names.OPTIMIZER) == pytest.approx(1.0)
+    assert main.host.ms(names.OUTSIDE) == pytest.approx(0.5 + 3.5)
+    again = "backward b 3000-3500\n" + CLOSURE.strip()
+    assert main_of(trained(again, 10)).host.ms(names.OPTIMIZER) == pytest.approx(4.5)  # LBFGS works between its calls
+
+
+def test_operators_of_a_closure_are_no_updates_of_parameters() -> None:
+    reads = "".join(f"op aten::add_ {3000 + 10 * at}-{3000 + 10 * at + 8}\n" for at in range(200))
+    assert advice_of(trained(CLOSURE + reads, 10), "optimizer") == []
+    updates = "".join(f"op aten::add_ {9000 + 10 * at}-{9000 + 10 * at + 8}\n" for at in range(90))
+    (piece,) = advice_of(trained(CLOSURE.replace("op aten::mul_   9100-9200", "") + updates, 10), "optimizer")
+    assert "90 operators, 1 ms of a step" in piece.what

@@ -463,3 +463,21 @@ def test_lines_of_about_equal_time_near_each_other_are_a_loop() -> None:
     times.inner[code, 1] = {(code, 10): 30, (code, 20): 30, (other, 11): 40}
     (line,) = times.content()["lines"]
     assert "within" not in line
+
+
+def test_the_closure_of_an_optimizer_is_in_no_phase(followed: Between) -> None:
+    followed.begin()
+    followed.end()
+    followed.begin_step()
+    followed.on_signal(Signal.OPTIMIZER_BEGIN)
+    computes(0.01)
+    followed.on_signal(Signal.BACKWARD_BEGIN)
+    followed.on_signal(Signal.BACKWARD_END)
+    time.sleep(0.003)
+    followed.on_signal(Signal.OPTIMIZER_END)
+    followed.end_step()
+    followed.count_step(0)
+    taken = phases(followed)
+    assert taken[0, "outside"]["computes"] >= 10
+    assert "computes" not in taken[0, "optimizer"]
+    assert taken[0, "optimizer"]["time.sleep"] >= 3

@@ -7,6 +7,7 @@ device (calls that synchronise, copies that block), issues device work (other ca
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,7 +187,7 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     rows = trace.con.execute(
         f"SELECT kind, start_ns, start_ns + dur_ns FROM spans WHERE {where} AND kind IN ({kinds})"
     ).fetchall()
-    spans = [(_PHASE_OF_KIND[kind], start, end) for kind, start, end in rows]
+    spans = _without_closures([(_PHASE_OF_KIND[kind], start, end) for kind, start, end in rows])
     seen = {phase for phase, *_ in spans}
     loading = union(*(np.array([span[place] for span in spans if span[0] == names.DATA], np.int64) for place in (1, 2)))
     if names.FORWARD not in seen:
@@ -218,6 +219,20 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     return {
         label: union(starts[owner[index] == place], ends[owner[index] == place]) for place, label in enumerate(labels)
     }
+
+
+def _without_closures(spans: Spans) -> Spans:
+    """Return phases in which an optimizer's step begins after its closure: with the end of its only backward pass.
+
+    What else a closure does, such as metrics in the training step of a framework, is in none of the phases.
+    """
+    ends = sorted({(end, start) for phase, start, end in spans if phase == names.BACKWARD})
+    found: Spans = []
+    for phase, start, end in spans:
+        first = bisect_left(ends, (start,)) if phase == names.OPTIMIZER else len(ends)
+        inside = [pair for pair in ends[first : first + 2] if pair[0] <= end and pair[1] >= start]
+        found.append((phase, inside[0][0] if len(inside) == 1 else start, end))
+    return found
 
 
 MIN_MODEL_SHARE = 0.05

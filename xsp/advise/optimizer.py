@@ -46,14 +46,16 @@ def optimizer(context: AdviceContext) -> Iterator[Advice]:
     updates: list[_Update] = []
     for parent in calls.walk(context, with_device=True):
         if parent.kind == Kind.OPTIMIZER and parent.name not in WITHOUT_FUSED:
-            updates += _updates(parent, [op for op in parent.children if op.is_op], on_device)
+            has_closure = any(child.kind == Kind.BACKWARD for child in parent.children)
+            own = _after_backward(parent) if has_closure else [op for op in parent.children if op.is_op]
+            updates += _updates(parent, own, on_device)
         elif parent.kind == Kind.STEP:
             yield from _advice(context, step_ms, _updates(parent, _after_backward(parent), on_device))
     yield from _advice(context, step_ms, updates)
 
 
 def _after_backward(step: HostCall) -> list[HostCall]:
-    """Return the operators that the program calls itself after the last backward pass of a step."""
+    """Return the operators that are called directly after the last backward pass of a step, or of a closure."""
     end_times = [call.end_ns for call in step.children if call.kind == Kind.BACKWARD]
     return [call for call in step.children if call.is_op and end_times and call.start_ns >= max(end_times)]
 
@@ -83,7 +85,8 @@ def _updates(parent: HostCall, ops: Sequence[HostCall], on_device: bool) -> list
         return []
     ms = sum(op.ns for op in computing_ops) / 1e6
     if parent.kind == Kind.OPTIMIZER:
-        ms = max(ms, parent.ns / 1e6)
+        begin_ns = max((call.end_ns for call in parent.children if call.kind == Kind.BACKWARD), default=parent.start_ns)
+        ms = max(ms, parent.ns / 1e6 * (parent.end_ns - begin_ns) / max(1, parent.end_ns - parent.start_ns))
     if on_device:
         saved_ms = tuple(share * ms for share in LAUNCH_SAVING)
     elif len(computing_ops) / parameters >= 2:

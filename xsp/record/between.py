@@ -249,6 +249,9 @@ class Between:
             while self._phases.pop()[0] != ends:
                 pass
             self._go_on_in_caller()  # of a long loop in the phase, some passes were traced
+            if ends == "backward" and any(phase == "optimizer" for phase, _ in self._phases):
+                # the closure of an optimizer ran, which is no part of its step
+                self._parts.setdefault(OUTSIDE, _Times()).add(self._parts.pop("optimizer", _Times()))
         self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 
