@@ -75,8 +75,12 @@ def write(content: str) -> None:
 
 
 def write_json(content: Any) -> None:
-    """Write a result for programs to stdout."""
-    write(json.dumps(content, indent=2) + "\n")
+    """Write a result for programs to stdout.
+
+    Raises:
+        ValueError: it contains a number that JSON has not.
+    """
+    write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 @contextmanager
