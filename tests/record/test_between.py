@@ -393,6 +393,17 @@ def test_a_step_that_failed_or_follows_no_traced_gap_is_not_counted(followed: Be
     followed.on_signal(Signal.CALL_BEGIN)
 
 
+def test_the_times_of_a_step_that_is_dropped_count_for_no_later_one(followed: Between) -> None:
+    run_step(followed)
+    followed.drop_step()
+    followed.count_step(0)
+    assert followed.content_of_steps() == []
+    followed.begin()
+    followed.drop_step()
+    followed.end()
+    assert followed.content()["gaps"] == 2  # a gap is no step
+
+
 def test_no_more_steps_than_enough_are_followed(followed: Between, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(between, "MOST_STEPS", 2)
     for _ in range(4):

@@ -69,6 +69,17 @@ def test_iterations_that_differ_many_times_over_are_represented_by_all_that_were
     assert row.share == 1
 
 
+def test_steps_after_recorded_ones_are_traced_and_do_not_count_where_iterations_differ() -> None:
+    rows = [
+        {"step": step, "dur_ns": (100 if step % 10 == 5 else 5) * MS, "steady": step in (22, 24)} for step in range(200)
+    ]
+    for step in range(41, 200, 10):
+        rows[step] |= {"rung": int(Level.OP), "steady": False}
+        rows[step + 1]["dur_ns"] = 50 * MS
+    (row,) = iterations(with_loop(trace_of(spans("step s 0-9000\nforward Net 0-8000", step=41)), rows))
+    assert row.mean_ns == pytest.approx(14.5 * MS, rel=0.2)
+
+
 def test_iterations_that_are_alike_are_represented_by_the_undisturbed_ones() -> None:
     rows = [{"step": step, "dur_ns": (5 if step % 20 > 8 else 6) * MS, "steady": step % 20 > 8} for step in range(200)]
     rows[40] |= {"rung": int(Level.OP), "steady": False}

@@ -4,8 +4,9 @@ The work of a loop between steps (checkpoints, statistics, `gc.collect()`, readi
 collector records it; of Python code inside a step, collectors record no line. So the frames that are on the stack when
 a recorded step ends are traced line by line (`sys.settrace`); time in a callee counts for the calling line. Of
 functions of the program itself, neither of packages nor of the standard library, the line that takes most of it is
-noted beside. The step after a recorded one counts as disturbed anyway, so no figure of the loop includes the cost of
-tracing; its lines count for the phase that runs (forward, backward, optimizer), or for none of them.
+noted beside. The step after a recorded one counts as disturbed anyway, so figures of the loop are without the cost of
+tracing as soon as there are enough other steps. Its lines count for the phase that runs (forward, backward, optimizer),
+or for none of them. Steps below 3 ms are not traced: that would multiply their time.
 
 Nothing is traced if another tracer is active: a debugger, or coverage.
 """
@@ -222,6 +223,12 @@ class Between:
             self._end()
             if not is_own:
                 self._parts = {}
+
+    def drop_step(self) -> None:
+        """Stop tracing a step that counts for no kind, and forget its times."""
+        self.end_step()
+        if self._thread is None:  # else a gap is traced
+            self._parts = {}
 
     def count_step(self, kind: int) -> None:
         """Add up the times of the traced step that ended, if it was one.

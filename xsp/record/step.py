@@ -123,7 +123,10 @@ class Step:
                     entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
                     entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
                 self._active = self._switch_on()
+            elif not steps.quiet.is_short:  # tracing would multiply the time of a short step
+                steps.between.begin_step()
         except BaseException:  # an interrupt meant for the program: this step does not begin
+            steps.between.drop_step()
             steps.threads.end(self.thread, clock.monotonic_ns())
             steps.outline.thread = None
             if hasattr(self, "span_id"):
@@ -131,8 +134,6 @@ class Step:
             steps.reject()
             raise
         self._recording, steps.open = True, self
-        if self.turn.is_bare:
-            steps.between.begin_step()
         self.before_ns = clock.monotonic_ns() - entered_ns
         self.own_ns += self.before_ns
         self.start_ns = self.end_ns = clock.monotonic_ns()
@@ -198,6 +199,7 @@ class Step:
                 raise
             steps.collecting.note("xsp", f"a step could not be stored: {type(error).__name__}: {error}")
         finally:
+            steps.between.drop_step()
             steps.threads.end(self.thread, self.end_ns)
             self._recording, steps.open, steps.outline.thread = False, None, None
             steps.release(self, status != UNCLOSED)
@@ -224,7 +226,7 @@ class Step:
             step, self._beside = self._beside, None
             step.abandon()
             return
-        steps.between.end_step()
+        steps.between.drop_step()
         steps.threads.end(self.thread, clock.monotonic_ns())
         self._recording, steps.open, steps.outline.thread = False, None, None
         try:

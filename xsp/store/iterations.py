@@ -478,6 +478,8 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
             UNION ALL
             SELECT *, 2 AS most, dur_ns + coalesce(before_ns, 0) AS iteration_ns, true FROM nearness
             WHERE step >= {WARM_UP_STEPS}
+            -- the step after a recorded one is traced by line, unless steps are short: see `xsp.record.between`
+            QUALIFY last_rung = {BARE} OR median(dur_ns) OVER (PARTITION BY rank, kind) < {SHORT_NS}
         ), measured AS (
             SELECT rank, kind, are_all, list(iteration_ns ORDER BY step) AS times, list(steps ORDER BY step) AS weights,
                    list(CASE WHEN {IN_BURST} THEN dur_ns END ORDER BY step) AS in_bursts,
