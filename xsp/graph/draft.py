@@ -224,6 +224,13 @@ class Draft:
         alias = step.aliases[origin[1]] if origin[1] < len(step.aliases) else None
         return 0 if alias is None else None
 
+    def _region(self, origin: Origin, tensor: Tensor, storage_bytes: int | None) -> Region:
+        """Return what a tensor covers of its storage; all of it if that is unknown."""
+        offset, item_bytes = self.offset(origin), SIZES.get(tensor.dtype or "")
+        if offset is None or item_bytes is None or tensor.shape is None:
+            return None
+        return of_tensor(offset, tensor.shape, strides(tensor), item_bytes, storage_bytes)
+
     def role(self, origin: Origin) -> Role:
         """Return the role of a tensor in the step."""
         storage = self.storage(origin)
@@ -311,11 +318,7 @@ class Draft:
             storage = self.storage(origin)
             value = outside_values.get(storage[1]) if storage[0] == OUTSIDE else sizes.get(original.get(storage, -1))
             whole = self.tensor(storage).bytes if value is None and storage[0] != OUTSIDE else None
-            storage_bytes = whole if value is None else value.bytes
-            offset, item_bytes = self.offset(origin), SIZES.get(tensor.dtype or "")
-            if offset is None or item_bytes is None or tensor.shape is None:
-                return None
-            return of_tensor(offset, tensor.shape, strides(tensor), item_bytes, storage_bytes)
+            return self._region(origin, tensor, whole if value is None else value.bytes)
 
         def add_if_outside(storage: Storage, tensor: Tensor) -> None:
             if flow.has_value(storage):

@@ -242,18 +242,7 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
         if request.trace:
             parse_levels(request.trace)
         options = Options(store, request.trace, request.bound, trusted=False)
-        suitable, reasons = match_agents(loaded.manifest, agents)
-        if request.agent:
-            names = [agent.facts().name for agent in agents]
-            if request.agent not in names:
-                raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
-            suitable = [agent for agent in suitable if agent.facts().name == request.agent]
-            reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
-        if not suitable:
-            details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
-            subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
-            raise ManifestError(f"{subject} the manifest ({details})")
-        job = queue.add(loaded.manifest, suitable[0], options)
+        job = queue.add(loaded.manifest, _suitable_agent(request, loaded, agents), options)
         return json_response(state_of(job), 202, {"location": f"/api/jobs/{job.id}"})
 
     @router.get("/api/jobs", summary="Requested evaluations, newest first")
@@ -298,6 +287,21 @@ def job_routes(store: Path, agents: Sequence[Agent], queue: Queue, sizes: ModelS
         return StreamingResponse(stream_states(), media_type="text/event-stream")
 
     return router
+
+
+def _suitable_agent(request: EvaluationRequest, loaded: LoadedManifest, agents: Sequence[Agent]) -> Agent:
+    suitable, reasons = match_agents(loaded.manifest, agents)
+    if request.agent:
+        names = [agent.facts().name for agent in agents]
+        if request.agent not in names:
+            raise ManifestError(f"there is no agent {request.agent!r}; there are {', '.join(names)}")
+        suitable = [agent for agent in suitable if agent.facts().name == request.agent]
+        reasons = {name: misses for name, misses in reasons.items() if name == request.agent}
+    if not suitable:
+        details = "; ".join(f"{name}: {', '.join(misses)}" for name, misses in reasons.items())
+        subject = f"agent {request.agent} does not satisfy" if request.agent else "no agent satisfies"
+        raise ManifestError(f"{subject} the manifest ({details})")
+    return suitable[0]
 
 
 def page_routes() -> APIRouter:
