@@ -176,6 +176,9 @@ class Line(Fields):
     gaps: Count = 0
     """Number of gaps in which it ran."""
 
+    package: bool = False
+    """Whether its file is one of a package, or of Python itself."""
+
     within: InnerLine | None = None
     """The line inside the functions that it calls that takes most of it; None where none does, or none was seen."""
 

@@ -68,6 +68,8 @@ def test_the_line_of_python_between_backward_and_the_optimizer_is_named() -> Non
     (piece,) = advice_of(trace, "outside")
     assert piece.what.startswith("1.44 ms of an iteration of 10.0 ms pass in norms.py:4-6 (called in train.py:20)")
     assert piece.do.startswith("read values less often, and together")
+    of_package = trained(STATISTICS, 10, lines=[phase("outside", {**found, "package": True})])
+    assert limit(account.of(of_package)).endswith("ms of it in norms.py:4-6, p.grad.norm, item.")
     assert piece.at_most
     assert piece.gain.high <= 2.0
 

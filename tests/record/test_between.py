@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -402,6 +403,20 @@ def test_the_times_of_a_step_that_is_dropped_count_for_no_later_one(followed: Be
     followed.drop_step()
     followed.end()
     assert followed.content()["gaps"] == 2  # a gap is no step
+
+
+def test_lines_of_packages_are_marked(followed: Between, tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for folder in ("site-packages", "program"):
+        file = tmp_path / folder / "looped.py"
+        code = f"import time\ndef {folder[:4]}(found):\n    found.begin()\n    time.sleep(0.004)\n    found.end()\n"
+        exec(compile(code, str(file), "exec"), names)
+    names["site"](followed)
+    names["prog"](followed)
+    content = followed.content()
+    assert content is not None
+    marks = {line["function"]: line.get("package", False) for line in content["lines"] if line["function"] in names}
+    assert marks == {"site": True, "prog": False}
 
 
 def test_no_more_steps_than_enough_are_followed(followed: Between, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,14 +106,14 @@ MIN_INNER_SHARE = 0.1
 def place_of(line: Line) -> tuple[str, str]:
     """Return the place of a line and what it calls: the line inside the program's functions that takes most of it.
 
-    Its time may be known in part only, see `xsp.record.between`.
+    Its time may be known in part only, see `xsp.record.between`. A line of a package that calls it is not named.
     """
     inner = line.within
     if inner is None or inner.ns < MIN_INNER_SHARE * line.ns or (inner.file, inner.line) == (line.file, line.line):
         return f"{line.file}:{line.line}", line.calls
     outer = f"line {line.line}" if inner.file == line.file else f"{line.file}:{line.line}"
     last = f"-{inner.last}" if inner.last else ""
-    return f"{inner.file}:{inner.line}{last} (called in {outer})", inner.calls
+    return f"{inner.file}:{inner.line}{last}{'' if line.package else f' (called in {outer})'}", inner.calls
 
 
 class BetweenPart(NamedTuple):

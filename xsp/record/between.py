@@ -65,11 +65,16 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(_OWN_MODULES)
 
 
+def _is_of_package(path: str) -> bool:
+    """Return whether a file is one of a package or of Python itself."""
+    return path.startswith(_LIBRARY) or _PACKAGES.match(path) is not None
+
+
 def _is_of_program(frame: FrameType) -> bool:
     """Return whether a frame runs code of the program: of no package, not of Python itself, nor of xsp."""
     path = frame.f_code.co_filename
     is_file = not path.startswith("<") or path.startswith("<ipython-input")
-    return is_file and not path.startswith(_LIBRARY) and _PACKAGES.match(path) is None and not _is_own(frame)
+    return is_file and not _is_of_package(path) and not _is_own(frame)
 
 
 BETWEEN, OUTSIDE = "between", "outside"
@@ -122,6 +127,7 @@ class _Times:
                     "function": getattr(code, "co_qualname", code.co_name),
                     "ns": ns,
                     "gaps": gaps,
+                    **({"package": True} if _is_of_package(code.co_filename) else {}),
                     **self._within((code, line)),
                 }
                 for (code, line), (ns, gaps) in ordered[:MOST_LINES]
