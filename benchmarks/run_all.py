@@ -25,7 +25,8 @@ SLOW_SCRIPTS = (
     "shared_layers", "graph_memory", "construction", "measures_latency",
     "language_lengths", "estimators", "share_models", "share_load", "advice", "predict_configurations",
     "predict_scaling", "predict_ddp", "predict_repeated", "predict_curves", "predict_buckets",
-    "otlp_encode", "otlp_million", "otlp_loss", "serve_load", "generation_load", "served_requests", "parents", "reopen",
+    "otlp_encode", "otlp_million", "otlp_loss", "serve_load", "generation_load", "served_requests", "engine_cost",
+    "parents", "reopen",
     "rank_scale", "spark_ranks", "kineto_scale", "kineto_peers",
 )  # fmt: skip
 """Scripts that take minutes, in their order; all other scripts run first."""
