@@ -105,6 +105,22 @@ def test_a_block_with_a_fault_is_marked_and_the_others_are_timed(
     assert found["sigmoid"].reason.startswith(reason)
 
 
+@pytest.mark.parametrize("fault", ["memory", "lost", "hang"])
+def test_a_step_whose_energy_cannot_be_measured_has_its_time(
+    fault: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, watts=500, faults={"energy": fault})
+    device = devices.of("standin:0")
+    timings = Timings.open(tmp_path / "timings", current_environment(device))
+    specs = steps.specs(xsp.graph.of(model), model)
+    bench.fill(specs, timings, 40, device=device, limits=turns.TurnLimits(seconds=3.0))
+    timed = [timing for spec in specs if (timing := timings.get(spec.key)) is not None]
+    assert [(timing.status, timing.joules) for timing in timed] == [(Status.OK, None)] * 2
+    for timing in timed:
+        assert fault == "hang" or timing.reason.startswith("only its time is known ("), timing.reason
+        assert fault == "hang" or "stand-in" in timing.reason
+
+
 def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

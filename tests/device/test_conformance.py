@@ -301,7 +301,7 @@ def test_cold_caches_take_longer() -> None:
 def test_the_energy_of_a_call_is_that_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     device, value = standin.StandIn(), torch.ones(250)
     monkeypatch.setenv(standin.VARIABLE, json.dumps({"watts": 500}))
-    monkeypatch.setattr(energy, "LEAST_NS", 3_000_000)
+    monkeypatch.setattr(energy, "LEAST_UPDATES", 40)
     monkeypatch.setattr(energy, "POLL_NS", 50_000)
     call_ns = standin.ISSUE_NS + standin.LAUNCH_NS + 1
     joules = energy.joules_per_call(device, lambda calls: device.waited(lambda: value.add(1), calls))

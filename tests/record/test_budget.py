@@ -22,7 +22,7 @@ from xsp.record import budget, overhead
 from xsp.record.budget import USE_DEFAULT, Budgeted
 from xsp.record.kinds import Kinds
 from xsp.record.overhead import Account
-from xsp.record.schedule import FIRST, MOST_DESCRIPTIONS, SETTLE, Turn
+from xsp.record.schedule import FIRST, MOST_DESCRIPTIONS, NEW, SETTLE, Turn
 from xsp.schema import Kind, Level
 
 MS = 1_000_000
@@ -248,6 +248,23 @@ def test_a_short_program_of_many_kinds_has_first_steps_too(still: None) -> None:
         timed[turn.rung] += turn.timed
     assert min(timed[rung] for rung in schedule.rungs) >= FIRST
     assert schedule.unearned_ns <= budget.ALLOWANCE_NS
+
+
+@pytest.mark.parametrize("cost_ms", [20, 90])
+def test_no_kind_that_occurs_often_is_without_a_recorded_step(cost_ms: int, still: None) -> None:
+    """A discriminator and its generator on a busy machine: the first kind has used up what is free."""
+    account = Account()
+    account.start_ns = 3_000 * MS
+    schedule = Budgeted(0.1, account, parse_levels("M/L/op"), warmup=0, gives_first=True)
+    recorded = Counter[int]()
+    for step in range(400):
+        kind = int(step % 4 == 3)
+        turn = schedule.next(kind if step > 3 else NEW)
+        account.add(turn, 5 * MS, 0 if turn.is_bare else cost_ms * MS, NOW)
+        schedule.count_step(turn, kind, 5 * MS)
+        recorded[kind] += not turn.is_bare
+    assert min(recorded[0], recorded[1]) >= 1
+    assert schedule.unearned_ns <= budget.LEAST_FIRST_NS + budget.LATER_KIND_NS + 2 * budget.DESCRIPTION_NS
 
 
 def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> None:

@@ -199,6 +199,7 @@ class StandIn(Accelerator):
 
     def energy_joules(self) -> float | None:
         watts = settings().get("watts")
+        self.check("energy")
         updates = self._host // COUNTER_NS
         return None if watts is None else watts * updates * COUNTER_NS / 1e9
 

@@ -7,7 +7,6 @@ every timing of the sitting. How calls are timed is the device's answer (`xsp.de
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import random
@@ -169,7 +168,7 @@ def sit(
                 elif seat.is_precise():
                     seats.remove(seat)
                     reported += 1
-                    report(seat.index, _timing(seat, floor, canaries.ratio))
+                    _finish(seat, _timing(seat, floor, canaries.ratio), report, mark)
                 if time.perf_counter_ns() >= deadline:
                     break
             if time.perf_counter_ns() - last_canaries > CANARIES_EVERY_NS:
@@ -182,7 +181,7 @@ def sit(
                     break
             if len(seat.batches) >= MIN_BATCHES:
                 reported += 1
-                report(seat.index, _timing(seat, floor, canaries.ratio))
+                _finish(seat, _timing(seat, floor, canaries.ratio), report, mark)
         canaries.run()
     finally:
         gc.enable()
@@ -292,35 +291,58 @@ def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:
     if seat.spec.block.calls and mean <= floor:
         status = Status.QUICK
         reasons.append(f"not longer than an empty call, {floor / 1000:.1f} µs")
-    on_device = {} if seat.device.is_host else _on_device(seat, mean)
     if seat.waits:
         reasons.append("the device waits for the host in each call")
-    timing = replace(
+    is_host = seat.device.is_host
+    return replace(
         untimed(seat.spec, status, "; ".join(reasons)),
         samples=len(seat.batches),
         trimmed_ns=mean,
         low_ns=interval.low,
         high_ns=interval.high,
         least_ns=min(seat.batches),
-        host_ns=mean,
+        device_ns=None if is_host else mean,
+        host_ns=mean if is_host else statistics.median(seat.issues),
         error_max=seat.error_max,
         canary_ratio=ratio,
         taken_ns=time.time_ns(),
         xsp=__version__,
     )
-    return replace(timing, **on_device)
 
 
-def _on_device(seat: _Seat, mean: float) -> dict[str, Any]:
-    """Return the fields of a timing that only an accelerator has: its own time, that of cold caches, what it ran."""
+def _finish(seat: _Seat, timing: Timing, report: Report, mark: Mark) -> None:
+    """Report a timing; on an accelerator report it again with what is measured beside it, which may fail or hang.
+
+    Raises:
+        DeviceLost: the device became unusable meanwhile; the timing is reported.
+    """
+    report(seat.index, timing)
+    if seat.device.is_host:
+        return
+    mark(seat.index)
+    facts: dict[str, Any] = {}
+
+    def report_without(index: int, failed: Timing) -> None:
+        reason = "; ".join(filter(None, [timing.reason, f"only its time is known ({failed.reason})"]))
+        report(index, replace(timing, **facts, reason=reason))
+
+    try:
+        _beside(seat, facts)
+    except Exception as problem:
+        report_without(seat.index, _failed(seat.index, seat.spec, seat.device, problem, report_without))
+    else:
+        report(seat.index, replace(timing, **facts))
+
+
+def _beside(seat: _Seat, facts: dict[str, Any]) -> None:
+    """Add what is measured on an accelerator beside times: energy of a step; cold caches and kernels of a block."""
     prepared, device = seat.prepared, seat.device
-    facts: dict[str, Any] = {"device_ns": mean, "host_ns": statistics.median(seat.issues)}
     if prepared.timed is not None:
         if prepared.joules is not None:
-            with contextlib.suppress(Exception), torch.inference_mode():
+            with torch.inference_mode():
                 facts["joules"] = prepared.joules()
-        return facts
-    with contextlib.suppress(Exception), torch.inference_mode(), prepared.context():
+        return
+    with torch.inference_mode(), prepared.context():
         buffer = device.eviction_buffer(device.rotated_bytes()) if prepared.flush is None else prepared.flush
         cold = device.timed(prepared.function, prepared.arguments(COLD_CALLS), lambda: buffer.add_(1))
         facts["cold_ns"] = cold.ns / COLD_CALLS
@@ -331,7 +353,6 @@ def _on_device(seat: _Seat, mean: float) -> dict[str, Any]:
 
         facts["workspace_bytes"] = device.workspace_bytes(call)
         facts["kernels"] = device.kernels(call)
-    return facts
 
 
 class Canaries:

@@ -55,8 +55,11 @@ LATER_KIND_NS = 100_000_000
 too, may be all that a short program has."""
 
 DESCRIPTION_NS = 300_000_000
-"""Largest expected cost of a describing step that is free although the allowance is used up, once in a program: most
-questions of `xsp advise` need the shapes that only such a step has."""
+"""Largest expected cost of a step that is free although the allowance is used up: of the first describing one of a
+program, since most questions of `xsp advise` need its shapes, and of the only one of a kind with `OFTEN` steps."""
+
+OFTEN = 20
+"""Steps of a kind after which none of it may be unrecorded: a trace knows nothing of such a kind but its time."""
 
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
@@ -272,7 +275,7 @@ class Budgeted(Schedule):
         has_few_kinds = len(self._plans) <= KINDS_UNEARNED + 1
         is_payable = self._is_unearned(plan) and self._is_paid(turn, plan)
         if (has_few_kinds or self._is_short_of(turn)) and (
-            is_payable or (turn.describe and self._is_first_description(plan))
+            is_payable or (turn.describe and self._is_first_description(plan)) or self._is_unknown(turn, plan)
         ):
             self._spent_before_ns = account.spent_ns
             return False
@@ -315,6 +318,16 @@ class Budgeted(Schedule):
             and self._is_paid(plan=plan)
         )
 
+    def _is_unknown(self, turn: Turn, plan: Plan) -> bool:
+        """Return whether a kind occurs often and no step of it is recorded: its first one is free once."""
+        return (
+            self._unearned_steps > 0
+            and plan.recorded_steps == 0
+            and plan.planned_turns < MOST_MISSES
+            and plan.step_count >= OFTEN
+            and self._factor(turn) * self._expected_ns(turn) < DESCRIPTION_NS
+        )
+
     def _is_short_of(self, turn: Turn) -> bool:
         """Return whether a program of many kinds has too few steps of a rung, or none that describes."""
         if self._ended_steps < MANY_KINDS_STEPS:
@@ -330,9 +343,11 @@ class Budgeted(Schedule):
             left_ns += LATER_KIND_NS
         if turn is None:
             return left_ns > 0
-        is_untried = self._account.cost_ns(turn.rung) is None
-        factor = DESCRIBING_FACTOR if turn.describe else UNTRIED_FACTOR if is_untried else 1
-        return factor * self._expected_ns(turn) < left_ns
+        return self._factor(turn) * self._expected_ns(turn) < left_ns
+
+    def _factor(self, turn: Turn) -> int:
+        """Return how many times its expected cost a turn may cost."""
+        return DESCRIBING_FACTOR if turn.describe else UNTRIED_FACTOR if self._account.cost_ns(turn.rung) is None else 1
 
     def _reserved_ns(self, plan: Plan) -> float:
         """Return the time that is saved for kinds that were recorded less often and are likely to occur again.
