@@ -243,8 +243,8 @@ def test_a_thread_whose_gap_has_ended_counts_nothing_in_the_next_one(followed: B
         followed.begin()
         begun.set()
         ended.wait()
-        time.sleep(0.005)
-        slow(0.005)
+        time.sleep(0.05)
+        slow(0.05)
         left.append(sys.gettrace())
 
     other = threading.Thread(target=serves)
@@ -256,7 +256,7 @@ def test_a_thread_whose_gap_has_ended_counts_nothing_in_the_next_one(followed: B
     other.join()
     followed.end()
     assert left == [None]
-    assert {each["calls"] for each in followed.content()["lines"] if each["gaps"] == 1 and each["ns"] > 4_000_000} <= {
+    assert {each["calls"] for each in followed.content()["lines"] if each["gaps"] == 1 and each["ns"] > 4e7} <= {
         "ended.wait", "other.join",
     }  # fmt: skip
     assert followed.content()["gaps"] == 2
@@ -342,16 +342,16 @@ def run_step(found: Between) -> tuple[float, float]:
     found.begin_step()
     found.on_signal(Signal.CALL_BEGIN)
     times = [time.perf_counter()]
-    computes(0.01)
+    computes(0.05)
     times.append(time.perf_counter())
     found.on_signal(Signal.CALL_END)
-    slow(0.02)
+    slow(0.05)
     found.on_signal(Signal.BACKWARD_BEGIN)
     found.on_signal(Signal.CALL_BEGIN)  # recomputation of a checkpoint
     time.sleep(0.004)
     found.on_signal(Signal.CALL_END)
     times.append(time.perf_counter())
-    time.sleep(0.003)
+    time.sleep(0.03)
     times.append(time.perf_counter())
     found.on_signal(Signal.BACKWARD_END)
     found.on_signal(Signal.BACKWARD_END)  # of a pass that began before
@@ -370,10 +370,10 @@ def test_lines_of_a_step_count_for_the_phase_that_runs(followed: Between) -> Non
         (3, "forward"): "computes",
         (3, "backward"): "time.sleep",
     }
-    assert taken[3, "outside"]["slow"] >= 20
-    assert 10 <= taken[3, "forward"]["computes"] <= forward_ms
+    assert taken[3, "outside"]["slow"] >= 50
+    assert 50 <= taken[3, "forward"]["computes"] <= forward_ms
     assert taken[3, "forward"]["time.sleep"] >= 4
-    assert 3 <= taken[3, "backward"]["time.sleep"] <= backward_ms
+    assert 30 <= taken[3, "backward"]["time.sleep"] <= backward_ms
     (forward,) = (each for each in followed.content_of_steps() if each["phase"] == "forward")
     (line,) = (each for each in forward["lines"] if each["calls"] == "computes")
     assert (line["within"]["calls"], forward["gaps"]) == ("time.sleep", 1)

@@ -54,12 +54,13 @@ LATER_KIND_NS = 100_000_000
 """What all kinds together have beyond it that occur when the first one has used it up: the first steps of these kinds,
 too, may be all that a short program has."""
 
-DESCRIPTION_NS = 300_000_000
+FREE_NS = 300_000_000
 """Largest expected cost of a step that is free although the allowance is used up: of the first describing one of a
-program, since most questions of `xsp advise` need its shapes, and of the only one of a kind with `OFTEN` steps."""
+program, since most questions of `xsp advise` need its shapes, and of the only one of a kind with `OFTEN` steps, or of
+a rung down to operators."""
 
 OFTEN = 20
-"""Steps of a kind after which none of it may be unrecorded: a trace knows nothing of such a kind but its time."""
+"""Steps of a kind after which it has a recorded step in any case: else a trace knows nothing of it but its time."""
 
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
@@ -245,7 +246,7 @@ class Budgeted(Schedule):
             and any(self.repeats[rung] for rung in self.rungs if rung >= min(Level.OP, self.rungs[-1]))
             and not any(each.described_turns for each in self._plans.values())
             and DESCRIBING_FACTOR * max((self._account.cost_ns(rung) or 0.0 for rung in self.rungs), default=0.0)
-            < DESCRIPTION_NS
+            < FREE_NS
         )
 
     def _trial(self) -> Turn | None:
@@ -319,13 +320,13 @@ class Budgeted(Schedule):
         )
 
     def _is_unknown(self, turn: Turn, plan: Plan) -> bool:
-        """Return whether a kind occurs often and no step of it is recorded: its first one is free once."""
+        """Return whether no step of a kind that occurs often is recorded, or none of a rung: the first one is free."""
+        is_first_of_kind = plan.recorded_steps == 0 and plan.planned_turns < MOST_MISSES
         return (
             self._unearned_steps > 0
-            and plan.recorded_steps == 0
-            and plan.planned_turns < MOST_MISSES
+            and (is_first_of_kind or (turn.rung <= Level.OP and not self.repeats[turn.rung]))
             and plan.step_count >= OFTEN
-            and self._factor(turn) * self._expected_ns(turn) < DESCRIPTION_NS
+            and self._factor(turn) * self._expected_ns(turn) < FREE_NS
         )
 
     def _is_short_of(self, turn: Turn) -> bool:

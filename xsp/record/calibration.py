@@ -7,6 +7,7 @@ time that its spans should have added; the difference between the two is the res
 from __future__ import annotations
 
 import math
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,11 +31,16 @@ SWEEP_BYTES = 2 << 20
 """Bytes that are copied to evict the caches of a core."""
 
 
-def rounds(limit_ns: float) -> Iterator[int]:
-    """Yield the numbers of the rounds of a measurement: `LEAST_ROUNDS`, and up to `ROUNDS` within a limit of time."""
+def rounds(limit_ns: float, is_enough: Callable[[], bool] = lambda: True) -> Iterator[int]:
+    """Yield the numbers of the rounds of a measurement: `LEAST_ROUNDS`, and up to `ROUNDS` within a limit of time.
+
+    Args:
+        limit_ns: the limit in nanoseconds.
+        is_enough: whether what was measured so far may be true; if not, the limit does not hold.
+    """
     began_ns = monotonic_ns()
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and monotonic_ns() - began_ns > limit_ns:
+        if number >= LEAST_ROUNDS and monotonic_ns() - began_ns > limit_ns and is_enough():
             return
         yield number
 
@@ -48,34 +54,37 @@ def cost_per_span(collector: Collector, with_passing: bool = True, limit_ns: flo
         limit_ns: nanoseconds after which each of both measurements takes no further rounds, see `rounds`.
 
     Returns:
-        `ns_per_span` (median over the rounds of the difference, never negative), `level`, `rounds`, and the result of
-        `passing_costs`; None if the collector has no probe.
+        `ns_per_span` (difference of the least times of the rounds, never negative: what else the machine does only adds
+        to a time), `level`, `rounds`, and the result of `passing_costs`; None if the collector has no probe.
     """
     probe = collector.probe()
     if probe is None:
         return None
     deepest = Level(max(collector.levels))
-    differences = []
+    off, on, calm = list[float](), list[float](), list[bool]()
     collector.open()
     try:
         probe.run()
-        for _ in rounds(limit_ns):
+        for _ in rounds(limit_ns, lambda: any(calm) and min(on) > min(off)):
+            interruptions = _interruptions()
             off_ns = _time(probe.run)
             collector.start(deepest, describe=False)
             try:
                 on_ns = _time(probe.run)
             finally:
                 collector.stop()
-            span_count = sum(1 for _ in collector.spans())
-            differences.append((on_ns - off_ns) / max(span_count, probe.spans))
+            calm.append(_interruptions() == interruptions)
+            span_count = max(sum(1 for _ in collector.spans()), probe.spans)
+            off.append(off_ns / span_count)
+            on.append(on_ns / span_count)
     finally:
         collector.close()
         list(collector.notes())
     passing = with_passing and type(collector).mute is not Collector.mute
     return {
-        "ns_per_span": max(0.0, percentile(differences, 0.5)),
+        "ns_per_span": max(0.0, min(on) - min(off)),
         "level": int(deepest if Level.KERNEL not in collector.levels else min(collector.levels)),
-        "rounds": len(differences),
+        "rounds": len(on),
         **(passing_costs(collector, probe, limit_ns) if passing else {}),
     }
 
@@ -173,6 +182,12 @@ class _Difference:
     def ns(self) -> float:
         """Nanoseconds that are added to a span, never negative."""
         return max(0.0, percentile(self.muted, 0.5) - percentile(self.without, 0.5)) / self.probe.spans
+
+
+def _interruptions() -> int:
+    """Return how often this thread had to leave its core to others, where the system counts that by thread; else 0."""
+    of_thread = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if of_thread is None else resource.getrusage(of_thread).ru_nivcsw
 
 
 def _time(run: Any) -> int:
