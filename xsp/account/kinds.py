@@ -70,7 +70,7 @@ def _median_ms(trace: Trace, rank: int, kind: int | None) -> float | None:
         f"AND rung = {BARE} AND status = 'ok'",
         [rank, kind],
     ).fetchall()
-    if not rows and not trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+    if not rows and not trace.has_loop:
         own = [window for window in windows(trace, kind) if window.rank == rank]
         rows = [(window.end_ns - window.start_ns, 1) for window in own]
     times, weights = [ns for ns, _ in rows], [count for _, count in rows]

@@ -110,8 +110,7 @@ def step_kinds(trace: Trace) -> list[int]:
 def _of_all_kinds(trace: Trace) -> list[IterationWindow]:
     """Return the windows of the trace's kind, as in `windows`; of all kinds, if an importer gave them."""
     # without a loop, kinds of steps are unknown, and other ranks number kinds on their own: all their steps count
-    has_loop = bool(trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall())
-    of_kind = "(trace_id, step, rung) IN (SELECT (trace_id, step, rung) FROM alike)" if has_loop else "true"
+    of_kind = "(trace_id, step, rung) IN (SELECT (trace_id, step, rung) FROM alike)" if trace.has_loop else "true"
     rows = trace.con.execute(
         f"""
         WITH steps AS (
@@ -155,7 +154,7 @@ def _of_all_kinds(trace: Trace) -> list[IterationWindow]:
         found.append(window._replace(is_whole=is_whole))
     if len({window.kind for window in found}) > 1:
         return _until_done(trace, found)
-    if found or (has_loop and _has_timed_steps(trace)):  # else the steps of other kinds would stand for this one
+    if found or (trace.has_loop and _has_timed_steps(trace)):  # else the steps of other kinds would stand for this one
         return found
     return _whole(trace)
 

@@ -43,6 +43,17 @@ LEAST_KERNEL_NS = 1_000
 FUSIBLE_CLASSES = ("elementwise", "copy", "normalisation", "reduction")
 """Classes of kernels that compute little for what they read and write."""
 
+_OF_ATTENTION = """
+    class = 'attention'
+    OR class <> 'gemm' AND regexp_matches(name, 'softmax', 'i') AND NOT regexp_matches(name, 'log_?softmax', 'i')
+"""
+"""SQL of whether kernels of a name may be part of attention; a trace without any of them has none."""
+
+_NO_ATTENTION = """
+    SELECT NULL::VARCHAR AS form, NULL::VARCHAR AS part, NULL::VARCHAR AS class, NULL::BIGINT AS kernels,
+           NULL::DOUBLE AS device_ms, NULL::DOUBLE AS percent_of_device_time LIMIT 0
+"""
+
 BATCHED = ("aten::bmm", "aten::baddbmm", "aten::baddbmm_")
 _BOTH_NAMES = "name || ' ' || coalesce(op, '')"
 
@@ -143,6 +154,9 @@ def attention_by_form(trace: Trace) -> Table:
     does not; the arithmetic of the products remains. `class` is the class of the kernels in `kernel-classes`. The share
     is of the time of all kernels and copies. docs/understand/device-time.md explains how eager attention is recognised.
     """
+    prepare(trace)
+    if not trace.con.execute(f"SELECT 1 FROM kernel_names WHERE {_OF_ATTENTION} LIMIT 1").fetchall():
+        return trace.sql(_NO_ATTENTION)
     _prepare(trace)
     return trace.sql(
         f"""

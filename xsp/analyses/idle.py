@@ -140,6 +140,8 @@ _CAUSES = f"""
 
 
 def _prepare(trace: Trace) -> None:
+    if trace.has_temp_table("idle_causes"):
+        return
     launches(trace)
     query = f"SELECT 1 FROM spans WHERE kind = '{Kind.DATA}' LIMIT 1"
     data_waits = _DATA_WAITS if trace.con.execute(query).fetchall() else _NO_DATA_WAITS

@@ -33,7 +33,7 @@ _COLUMNS = {
 
 def reason_without_loop(trace: Trace) -> str | None:
     """Return why a trace has no loop, or None if it has one."""
-    if trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+    if trace.has_loop:
         return None
     return "only runs of `xsp run` and xsp.profile record which steps ran and the time between them"
 

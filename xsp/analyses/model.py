@@ -81,6 +81,8 @@ _SizeSteps: TypeAlias = tuple[int | None, list[BareStep], stats.Interval | None]
 
 def _bare_steps(trace: Trace) -> list[_SizeSteps]:
     """Return the bare steps by batch size: steady steps, else short ones; empty if there are neither."""
+    if not trace.has_loop:
+        return []
     steady = steady_steps(trace.con, trace.run)
     interval_of = bare_interval if steady else disturbed_interval
     by_size: dict[int | None, list[BareStep]] = defaultdict(list)

@@ -55,7 +55,7 @@ must not overlap; five and five reach it by chance in 3 % of runs (Mann and Whit
 
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield reasons why a trace's figures may differ from the program's; nothing for a trace without a loop."""
-    if not trace.con.execute("SELECT 1 FROM loop LIMIT 1").fetchall():
+    if not trace.has_loop:
         return
     yield from _program(trace.run)
     yield from _outside_step(trace)

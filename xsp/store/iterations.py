@@ -464,12 +464,12 @@ def iterations(trace: Trace, samples: int | None = None) -> list[Iteration]:
         trace: the trace; its iterations are computed once.
         samples: use only steps with this number of samples.
     """
+    if not trace.has_loop:
+        return []
     return trace.cached(f"iterations {samples}", lambda: _iterations(trace.con, trace.run, samples))
 
 
 def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -> list[Iteration]:
-    if table.is_empty(con, "loop"):
-        return []
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""

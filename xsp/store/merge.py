@@ -118,10 +118,13 @@ def merge(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> 
     if template_step is None:
         return
     # whether all steps were recorded at a single rung below the model level, so that no cost can be derived
-    rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed) FROM alike").fetchall()
-    rungs, rung, timed = rows[0]
+    rows = con.execute("SELECT count(DISTINCT rung), max(rung), bool_and(timed), count(*) FROM alike").fetchall()
+    rungs, rung, timed, steps = rows[0]
     if rungs == 1 and rung > Level.MODEL and timed:
-        _merge_single_rung(con, template_step)
+        if steps == 1 and _has_unique_keys(con, template_step):
+            _take_single_step(con, template_step)
+        else:
+            _merge_single_rung(con, template_step)
     else:
         _merge_leveled(con, template_step, run)
     occupancy.fill(con, run)
@@ -296,6 +299,26 @@ def _template(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) ->
     names = ", ".join(column.name for column in COLUMNS)
     rows = con.execute(f"SELECT {names} FROM spans WHERE {_STEP}", template_step).fetchall()
     return _Template([Span._make(row) for row in rows])
+
+
+def _has_unique_keys(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> bool:
+    query = f"SELECT count(DISTINCT key) = count(key) FROM spans WHERE {_STEP}"
+    return bool(con.execute(query, template_step).fetchall()[0][0])
+
+
+def _take_single_step(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> None:
+    """Make `merged` from the only step, as `_merge_single_rung` does: each average is the time of the span itself."""
+    names = ", ".join(column.name for column in COLUMNS)
+    con.execute(
+        f"""
+        INSERT INTO merged
+        SELECT {names}, (ns IS NOT NULL)::INTEGER, ns, NULL, NULL, NULL, ns, ns, ns, NULL,
+               CASE WHEN ns IS NULL THEN '{UNMEASURED}' ELSE '{NO_RUNG_OUTSIDE}' END
+        FROM (SELECT *, CASE WHEN status = 'ok' AND key IS NOT NULL THEN dur_ns::DOUBLE END AS ns
+              FROM spans WHERE {_STEP})
+        """,
+        template_step,
+    )
 
 
 def _merge_single_rung(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...]) -> None:

@@ -161,6 +161,11 @@ class Trace:
         """Every step that the program ran, recorded or not, as a relation, ordered by start."""
         return self.con.sql("SELECT * FROM loop ORDER BY start_ns, rank")
 
+    @cached_property
+    def has_loop(self) -> bool:
+        """Whether any step of the program's loop is known."""
+        return not table.is_empty(self.con, "loop")
+
     @property
     def kind(self) -> int | None:
         """The kind of step, a number in `loop`, that `merged` and the figures describe; None if no kinds are known."""
