@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from xsp import causal, models, table
-from xsp.errors import ManifestError, ModelError, XspError, first_line
+from xsp.errors import ManifestError, ModelError, PhaseError, XspError, first_line
 from xsp.evaluate import hardware, predictors
 from xsp.evaluate.agents import Options, Progress
 from xsp.evaluate.generation import driving, endpoint, prompts
@@ -139,12 +139,14 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
     source, settings = predictors.source_of(manifest, folder, device)
     try:
         built = models.build(source, replace(settings, prefill=drawn.most_tokens))
+    except PhaseError as error:  # its message names options of the command line, which a manifest does not have
+        least = ".".join(map(str, causal.MIN_VERSION))
+        raise ManifestError(
+            f"model.source: {source} is not a causal language model of transformers (from {least}) with a cache of "
+            "tokens"
+        ) from error
     except ModelError as error:
-        reason = str(error)
-        if "--" in reason:  # options of the command line, which a manifest does not have
-            least = ".".join(map(str, causal.MIN_VERSION))
-            reason = f"{source} is not a causal language model of transformers (from {least}) with a cache of tokens"
-        raise ManifestError(f"model.source: {reason}") from error
+        raise ManifestError(f"model.source: {error}") from error
     if not isinstance(built, models.ModelCall):
         raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     module = built.model.eval()
