@@ -409,7 +409,8 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
 def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
     """Add the step as a whole on an accelerator: replayed, issued by the host and, without a run, measured."""
     timed_steps = {} if stored is None or stored.environment.device is None else steps.of(parts.graph, stored)
-    untimed_reason = "the whole step was not timed: xsp bench MODEL --device" if "device" in parts.settings else ""
+    command = f"xsp bench {parts.graph.name} --device {parts.settings.get('device_kind')}"
+    untimed_reason = f"the whole step was not timed: {command}" if "device" in parts.settings else ""
     for rung in (Rung.REPLAYED, Rung.ISSUED):
         _mark_absent(parts, rung, untimed_reason or "only steps on an accelerator are captured and issued")
     replayed, waited = timed_steps.get(steps.REPLAYED), timed_steps.get(steps.WAITED)
@@ -422,6 +423,8 @@ def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
             parts.absent[Rung.ISSUED.value] = waited.reason or waited.status.value
         return
     parts.settings["issue_ns"] = waited.host_ns
+    if replayed is None:
+        parts.absent[Rung.REPLAYED.value] = f"the captured step was not timed: {command}"
     if waited.joules is not None and waited.trimmed_ns:
         parts.settings |= {"joules": waited.joules, "watts": 1e9 * waited.joules / waited.trimmed_ns}
     if replayed is not None and replayed.joules is not None:
@@ -433,6 +436,8 @@ def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
     if below is not None and below.sequential is not None:
         is_host = waited.host_ns > below.sequential
         parts.rungs[Rung.ISSUED.value] = _whole(waited.host_ns, 0.0) if is_host else replace(below, path=())
+    else:
+        parts.absent[Rung.ISSUED.value] = f"neither the captured step nor enough of its calls are timed: {command}"
     if parts.trace is None or parts.trace.run.imported is not None:  # a profiler of others made its own step longer
         parts.rungs[Rung.MEASURED.value] = _whole(waited.trimmed_ns, waited.half_ns)
         if parts.trace is not None:
