@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from xsp.errors import ModelError, first_sentence
+from xsp.errors import ModelError, PhaseError, first_sentence
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")
 """Names under which models return their cache and take it as an argument; since transformers 5.24 mostly the first."""
@@ -32,10 +32,10 @@ def check_config(transformers: Any, name: str, config: Any) -> None:
         ModelError: it has none; the message says what to type instead.
     """
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(_encoder_decoder_message(f"transformers:{name}"))
+        raise PhaseError(_encoder_decoder_message(f"transformers:{name}"))
     mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in mapping:
-        raise ModelError(f"transformers:{name} is not a causal language model: omit --decode and --prefill")
+        raise PhaseError(f"transformers:{name} is not a causal language model: omit --decode and --prefill")
 
 
 def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: int | None) -> tuple[dict[str, Any], Any]:
@@ -68,17 +68,17 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
 def _check(spec: str, model: Any, tokens: int, is_decoding: bool) -> None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings") or getattr(model, "main_input_name", "") == "":
-        raise ModelError(f"{spec}: --decode and --prefill are for language models of transformers")
+        raise PhaseError(f"{spec}: --decode and --prefill are for language models of transformers")
     if (version := _version()) is not None and tuple(map(int, version.split(".")[:2])) < MIN_VERSION:
         min_version = ".".join(map(str, MIN_VERSION))
-        raise ModelError(
+        raise PhaseError(
             f"{spec}: --decode and --prefill need transformers {min_version} or later, not {version}: "
             f"pip install 'transformers>={min_version}'"
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(_encoder_decoder_message(spec))
+        raise PhaseError(_encoder_decoder_message(spec))
     if model.main_input_name != "input_ids" or "use_cache" not in inspect.signature(model.forward).parameters:
-        raise ModelError(f"{spec} keeps no cache between calls: omit --decode and --prefill")
+        raise PhaseError(f"{spec} keeps no cache between calls: omit --decode and --prefill")
     if tokens < 1 + is_decoding:
         raise ModelError(f"--decode {tokens}: there is no token before it; --decode counts the tokens after the step")
     max_tokens = _max_tokens(model)
@@ -134,7 +134,7 @@ def cache_maker(spec: str, model: Any, prefix: Any) -> Callable[[], dict[str, An
     except Exception as error:
         raise ModelError(f"{spec} cannot read {prefix.shape[-1]:,} tokens ({first_sentence(error)})") from error
     if not name:
-        raise ModelError(
+        raise PhaseError(
             f"{spec} keeps no cache between calls, so it has no decoding step: omit --decode and --prefill"
         )
     return lambda: {name: _copy(cache)}

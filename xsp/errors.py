@@ -69,6 +69,14 @@ class ModelError(UsageError):
     """A model that does not exist or cannot be built."""
 
 
+class PhaseError(ModelError):
+    """A model that has no steps that read or generate tokens."""
+
+
+class LibraryError(UsageError):
+    """A library that is not installed; the message says how to install it."""
+
+
 class RunError(XspError):
     """A run directory that cannot be written or read."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from xsp import causal, micromodels, modelinputs, modelname
 from xsp.device import devices
-from xsp.errors import ModelError, first_sentence, nearest
+from xsp.errors import ModelError, PhaseError, first_sentence, nearest
 from xsp.modelname import ModelName
 
 IMAGE = (3, 224, 224)
@@ -151,7 +151,7 @@ def of_phase(spec: str, call: ModelCall | Callable[[], object], settings: Settin
     if settings.train or settings.shape is not None:
         raise ModelError("--prefill and --decode are steps of inference on tokens: omit --train and --input")
     if not isinstance(call, ModelCall):
-        raise ModelError(f"{spec} is a function that runs a step: --decode and --prefill need the model itself")
+        raise PhaseError(f"{spec} is a function that runs a step: --decode and --prefill need the model itself")
     kwargs, prefix = causal.arguments(spec, call.model, settings.batch, settings.prefill, settings.decode)
     return ModelCall(call.model, (), kwargs, call.remedy, prefix)
 

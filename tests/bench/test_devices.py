@@ -19,7 +19,7 @@ import xsp  # noqa: E402
 from xsp import bench, cli  # noqa: E402
 from xsp.bench import plan, steps, turns  # noqa: E402
 from xsp.bench.environment import current_environment  # noqa: E402
-from xsp.bench.spec import AS_RUN, CacheState, Status  # noqa: E402
+from xsp.bench.spec import AS_RUN, CacheState, Loss, Status  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.device import devices  # noqa: E402
 from xsp.errors import DeviceError  # noqa: E402
@@ -137,12 +137,32 @@ def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
     assert timings.problems == [
         "standin:0 was lost: standin:0 does not answer; all timings until then are kept"
     ]  # fmt: skip
+    assert timings.loss == Loss("standin:0", "standin:0 does not answer")
     with pytest.raises(DeviceError, match="standin:0 does not answer"):
         bench.fill(specs, timings, 40, device=device)
     gone.unlink()
     monkeypatch.setenv(standin.VARIABLE, "{}")
     bench.fill(specs, timings, 40, device=device)
     assert [timing.status for timing in timings if timing.op == "aten::softmax"] == [Status.OK]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("memory", "standin:0 cannot be used: it has too little memory free (stand-in out of memory.*; end what else"),
+        ("lost", "standin:0 cannot be used: stand-in error: an illegal address was used; `xsp doctor` says"),
+    ],
+)
+def test_a_device_that_fails_beside_the_blocks_is_named_and_no_block_is_blamed(
+    fault: str, says: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::mm": fault})  # of the fixed work only
+    device = devices.of("standin")
+    timings = Timings.open(tmp_path / "timings", current_environment(device))
+    specs = [spec for spec, _ in bench.specs(xsp.graph.of(model), environment=timings.environment)]
+    with pytest.raises(DeviceError, match=says.replace("(", r"\(")):
+        bench.fill(specs, timings, 40, device=device)
+    assert not len(timings)
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

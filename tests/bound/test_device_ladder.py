@@ -13,7 +13,7 @@ import recordeddevice  # noqa: E402
 import standin  # noqa: E402
 
 import xsp  # noqa: E402
-from xsp import cli  # noqa: E402
+from xsp import bench, cli  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
@@ -83,12 +83,27 @@ def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     standin.install(tmp_path / "site", monkeypatch, faults={"capture": "no"})
     folder = tmp_path / "timings"
     untimed = xsp.bound.of(model, device="standin", timings=folder)
-    assert "xsp bench MODEL --device" in untimed.absent["replayed"]
+    assert (
+        f"the whole step was not timed: xsp bench {untimed.graph.name} --device standin" in untimed.absent["replayed"]
+    )
     assert untimed.limit_text == ""
     found = xsp.bound.of(model, device="standin", timings=folder, fill=40)
     assert found.absent["replayed"] == "the step cannot be captured (it reads a value)"
     assert found.rungs["issued"].sequential is not None
     assert "its calls alone" in found.limit_text
+
+
+def test_a_step_of_which_only_the_whole_is_timed_is_not_said_to_be_untimed(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch)
+    timings = Timings.open(tmp_path / "timings", current_environment(standin.StandIn()))
+    waited = next(spec for spec in steps.specs(xsp.graph.of(model), model) if spec.op == steps.WAITED)
+    bench.fill([waited], timings, 30, device=standin.StandIn())
+    found = xsp.bound.of(model, device="standin", timings=timings)
+    assert found.rungs["measured"].sequential
+    assert found.absent["replayed"].startswith("the captured step was not timed: xsp bench")
+    assert found.absent["issued"].startswith("neither the captured step nor enough of its calls are timed: xsp bench")
 
 
 def test_a_device_that_is_too_small_is_the_reason_for_what_is_not_timed(

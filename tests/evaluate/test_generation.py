@@ -341,6 +341,55 @@ def test_what_generates_no_text_is_refused_by_check_and_run_alike(
     assert reason in " ".join(capsys.readouterr().err.split())
 
 
+FAILING = """\
+import torch, transformers
+
+def net(batch):
+    config = transformers.GPT2Config(n_layer=1, n_embd=32, n_head=4, vocab_size=256, n_positions=64)
+    model, calls = transformers.GPT2LMHeadModel(config), []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > {calls}:
+            raise RuntimeError("{error}")
+
+    model.register_forward_pre_hook(fail)
+    {opened}
+    return model, torch.ones(batch, 4, dtype=torch.long)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("stand-in out of memory: 3 GiB", "standin:0 has too little memory free: give {}, or end what else uses it"),
+        ("stand-in error: an illegal address", "standin:0 is lost for this process: run it again once the device"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("calls", "opened"), [(0, ""), (25, ""), (0, "model.to = lambda *_, **__: fail()")], ids=["first", "load", "open"]
+)
+def test_a_device_that_fails_while_text_is_generated_is_named_with_what_to_do(
+    error: str, says: str, calls: int, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("transformers")
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch)
+    (tmp_path / "net.py").write_text(FAILING.format(error=error, calls=calls, opened=opened))
+    path = written(tmp_path, "net.py:net")
+    content = json.loads(path.read_text()) | {"hardware": {"gpu": "any"}}
+    path.write_text(json.dumps(content))
+    store = tmp_path / "store"
+    assert main(["evaluate", "run", str(path), "--store", str(store), "-q"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    smaller = "a smaller model or precision" if opened else "fewer slots, or shorter prompts and outputs"
+    assert says.format(smaller) in said
+    assert said.count("standin:0") == (2 if opened else 1)
+    assert not list(store.glob("*/result.json")), "no result of a device that failed is kept"
+
+
 def test_an_endpoint_is_evaluated(tmp_path: Path, server: str, capsys: pytest.CaptureFixture[str]) -> None:
     path, store = written(tmp_path, endpoint=server), tmp_path / "store"
     assert main(["evaluate", "run", str(path), "--store", str(store), "-q"]) == 0

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 import standin
+from evaluations import show_nothing
 
 from xsp.device import devices
+from xsp.device.processor import Processor
 from xsp.errors import ManifestError
-from xsp.evaluate import agents, hardware
+from xsp.evaluate import agents, extras, hardware, predictors, reading
 from xsp.evaluate.manifest import Hardware
 from xsp.launch import models
 
@@ -51,18 +57,30 @@ def test_a_device_that_is_busy_is_refused_and_one_that_was_usable_is_not_asked_a
     assert hardware.usable(Hardware(gpu="any")).id == "standin:0"
 
 
-def test_an_error_of_the_device_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(tmp_path, monkeypatch)
-    monkeypatch.setattr(standin.StandIn, "torch_name", "standin:0")
+def test_an_error_of_the_device_says_what_to_do() -> None:
     for text, said in (
         ("stand-in out of memory", "; standin:0 has too little memory free: give a smaller batch, or end"),
         ("stand-in error: an illegal address", "; standin:0 is lost for this process: run it again once"),
         ("sizes differ", ""),
     ):
-        found = hardware.remedy("standin:0", RuntimeError(text))
+        found = hardware.remedy(standin.StandIn(0), RuntimeError(text))
         assert found.startswith(said)
         assert bool(found) == bool(said)
-    assert hardware.remedy("cpu", RuntimeError("sizes differ")) == ""
+    assert hardware.remedy(Processor(), RuntimeError("sizes differ")) == ""
+
+
+def test_a_device_that_is_lost_while_a_trace_is_recorded_leaves_a_note(tmp_path: Path) -> None:
+    class Fails:
+        def predict(self, handle: object, batches: object) -> Iterator[object]:
+            raise RuntimeError("stand-in error: an illegal address")
+            yield
+
+    asked = reading.of_plain({"model": {"name": "path", "source": "micro:path-3"}}).manifest
+    batch, options = {"0": np.zeros((1, 3))}, agents.Options(store=tmp_path, levels="M")
+    fails, handle = cast(predictors.Predictor, Fails()), SimpleNamespace(device=standin.StandIn(0))
+    (note,) = extras.write(tmp_path, asked, tmp_path, fails, handle, batch, options, show_nothing)
+    assert note.startswith("no trace: model: raises RuntimeError on [1, 3] (stand-in error: an illegal address)")
+    assert "standin:0 is lost for this process" in note
 
 
 def test_agents_and_models_ask_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

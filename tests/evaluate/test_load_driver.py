@@ -114,6 +114,7 @@ def test_a_queue_that_grows_without_bound_stops_the_run_and_says_why() -> None:
     found = simulated(schedules.poisson(1000, 100_000, seed=1), {}, usual_ms=1.2)
     assert found.stop_reason is not None
     assert "grows without bound" in found.stop_reason
+    assert found.is_growing
     assert len(found) < 2000
     assert found.schedule_length == 100_000
 
@@ -123,6 +124,7 @@ def test_a_queue_that_is_only_long_goes_on(seed: int) -> None:
     took = np.random.default_rng(seed).exponential(0.95, 20_000)
     found = simulated(schedules.poisson(1000, 20_000, seed=seed), dict(enumerate(took.tolist())))
     assert found.stop_reason is None
+    assert not found.is_growing
     assert len(found) == 20_000
 
 

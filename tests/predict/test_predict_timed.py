@@ -17,6 +17,7 @@ from madetimings import make_timing  # noqa: E402
 import xsp  # noqa: E402
 from xsp import bench, cli  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
+from xsp.bench.spec import Loss  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.errors import AnalysisError, DeviceError, UsageError  # noqa: E402
 from xsp.predict import timedstep  # noqa: E402
@@ -90,6 +91,29 @@ def test_a_device_that_is_lost_while_calls_are_timed_is_the_reason_that_is_said(
     standin.install(tmp_path / "site", monkeypatch, faults={"aten::relu": "gone"}, gone=gone)
     with pytest.raises(AnalysisError, match=r"calls are timed.*; standin:0 was lost: standin:0 does not answer"):
         timedstep.of(model, device="standin", timings=tmp_path / "timings", fill=30.0)
+
+
+def test_a_lost_device_is_said_however_much_else_is_wrong_with_the_timings(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = str(tmp_path / "gone")
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::relu": "gone"}, gone=gone)
+    timings = Timings.open(tmp_path / "timings", current_environment(standin.StandIn()))
+    timings.problems += [f"part {number} is damaged" for number in range(9)]
+    with pytest.raises(AnalysisError, match=r"; standin:0 was lost: standin:0 does not answer: xsp bench"):
+        timedstep.of(model, device="standin", timings=timings, fill=30.0)
+    assert timings.loss == Loss("standin:0", "standin:0 does not answer")
+    bound = xsp.bound.of(model, device="standin", timings=timings, train=True)
+    assert bound.loss is None, "it was lost in another call"
+    assert any("was lost" in problem for problem in bound.problems)
+
+
+def test_why_calls_that_were_tried_have_no_timing_is_said_also_if_others_have_one(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::addmm": "memory"})
+    with pytest.raises(AnalysisError, match=r"calls are timed \(too-large: stand-in out of memory.*, \d calls\): xsp"):
+        timedstep.of(model, device="standin", timings=tmp_path / "timings", fill=60.0)
 
 
 def test_a_model_without_a_device_says_that_the_processor_was_timed(

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -232,6 +233,37 @@ def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys:
         there.end()
     with serving(standing, tmp_path / "s") as there:  # in the place of the socket that was left
         assert not attach_weights(path, there.folder).hit
+
+
+@pytest.mark.parametrize("place", ["an attachment", "a copy", "a check"])
+def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
+    place: str, standing: StandIn, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    with serving(standing, tmp_path / "s", STANDIN_GONE=str(gone)) as there:
+        first, other = file_of(tmp_path, "a", 7), file_of(tmp_path, "b", 9)
+        held = attach_weights(first, there.folder)
+        keeper = fakecuda.status(there.folder)["pid"]
+        gone.touch()
+        says = r"cuda:0: \w+ failed \(CUDA_ERROR_719\); the device is lost for this process"
+        if place == "a check":
+            (entry,) = devices.check(there.folder)
+            assert re.match(says, entry["error"])
+        else:
+            with pytest.raises(ShareError, match=says):
+                attach_weights(first if place == "an attachment" else other, there.folder)
+        wait_for(lambda: "lost with it" in there.complaints())
+        said = there.complaints()
+        assert "lost with it: w. The host's weights are served as before" in said
+        assert f"end the attached processes ({os.getpid()}), then end the store" in said
+        assert said.count("lost with it") == 1
+        with pytest.raises(ShareError, match=r"store of the device is ending|does not serve cuda:0"):
+            attach_weights(other, there.folder)
+        assert client.attach(other, there.folder).tensors, "the host's store goes on"
+        assert not fakecuda.has_ended(keeper), "it has a client"
+        del held
+        gc.collect()
+        wait_for(lambda: fakecuda.has_ended(keeper))
 
 
 def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A child that is forked after its parent has used CUDA cannot use CUDA, so this d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -105,7 +106,10 @@ def settle(folder: Path, keeper: int, seed: int) -> None:
     assert fakecuda.allocation_count(keeper) == len(status["objects"]), f"seed {seed}"
     (on_host,) = {tuple(entry["attached"]) for entry in client.status(folder)["objects"] if entry["attached"]} or {()}
     assert set(on_host) <= {keeper}
-    pidfds = [link for link in Path(f"/proc/{keeper}/fd").iterdir() if "pidfd" in os.readlink(link)]
+    pidfds = []
+    for link in Path(f"/proc/{keeper}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the keeper closed it meanwhile
+            pidfds += [link] if "pidfd" in os.readlink(link) else []
     assert not pidfds, f"seed {seed}"
 
 

@@ -7,6 +7,7 @@
 
    STANDIN_TOTAL    bytes of a device (default 256 MiB)
    STANDIN_DEVICES  how many there are (default 1)
+   STANDIN_GONE     a file; once it is there, the device is lost: every call fails
    STANDIN_REFUSES  name of a call that fails, with the code after a colon: cuIpcGetMemHandle:801
    CUDA_VISIBLE_DEVICES  one number: the first device is that one */
 #define _GNU_SOURCE
@@ -46,6 +47,8 @@ static void violated(const char *what) {
 }
 
 static int refused(const char *call) {
+    const char *gone = getenv("STANDIN_GONE");
+    if (gone && !access(gone, F_OK)) return 719;
     const char *told = getenv("STANDIN_REFUSES");
     size_t length = strlen(call);
     return told && !strncmp(told, call, length) && told[length] == ':' ? atoi(told + length + 1) : 0;

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from xsp import plugins
 from xsp.bench.environment import Environment
-from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Spec, Status, Timing, missing_input_reason, untimed
+from xsp.bench.spec import AS_RUN, RUNTIMES, CacheState, Loss, Spec, Status, Timing, missing_input_reason, untimed
 from xsp.bench.timings import Timings
 from xsp.bench.turns import TurnLimits, Turns
 from xsp.device.contract import Device
@@ -35,9 +35,6 @@ SITTING_SIZE = 16
 
 SECONDS_PER_SPEC = 0.4
 """Approximate seconds to time a spec; if less time is left than a full sitting takes, fewer specs take turns."""
-
-LOST = " was lost: "
-"""Part of the problem of a table whose device was lost while it was filled."""
 
 MIN_SECONDS = 1.0
 """Least seconds for timing, however long the worker process took to start."""
@@ -212,7 +209,7 @@ def fill(
         in_order: time specs in the given order instead of the most expensive first.
         on_start: called with the seconds that it took until the first process was ready to time.
         device: where they are timed; default: the processor. `timings` are of its environment. If it is lost, the rest
-            stays missing, and `timings.problems` says so.
+            stays missing, and `timings.loss` has the reason.
 
     Returns:
         The new timings of the wanted specs, including failed ones.
@@ -221,7 +218,7 @@ def fill(
         BenchError: no time, no such runtime, torch is not installed, or timings cannot be written.
         DeviceError: the device cannot be used, or nothing could be timed because one that transfers need cannot.
     """
-    device = device or Processor()
+    device, timings.loss = device or Processor(), None
     if not 0 < seconds < math.inf:
         raise BenchError(f"a budget of {seconds:g} s is too short: give seconds above 0, --budget 60s")
     pairs: dict[str, tuple[Spec, int]] = {}
@@ -274,7 +271,8 @@ def fill(
                 pending = pending[len(sitting) :]
                 store(turns.sit(sitting, deadline, partial(_report, progress, len(results), total), seed=len(results)))
             if turns.lost:
-                timings.problems.append(f"{device.id}{LOST}{turns.lost}; all timings until then are kept")
+                timings.loss = Loss(device.id, turns.lost)
+                timings.problems.insert(0, f"{timings.loss}; all timings until then are kept")
                 break
     if refused_now and not any(timing.key in pairs for timing in results):
         raise DeviceError("; ".join(refused_now))

@@ -111,6 +111,19 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A device that could no longer be used while timings were taken: the later ones are missing."""
+
+    device: str
+    """Its identifier."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.device} was lost: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Timing:
     """The timing of a spec. Figures are nanoseconds per run of the block; None if the status has none."""
 

@@ -25,7 +25,7 @@ import duckdb
 
 from xsp import atomic, cached, table
 from xsp.bench.environment import Environment, current_environment
-from xsp.bench.spec import CacheState, Spec, Status, Timing, spec_of, untimed
+from xsp.bench.spec import CacheState, Loss, Spec, Status, Timing, spec_of, untimed
 from xsp.errors import BenchError, OutputError, first_line
 from xsp.schema import Column
 
@@ -74,6 +74,9 @@ class Timings:
 
         self.problems: list[str] = []
         """Rows, parts and descriptions that were left out, with the reasons."""
+
+        self.loss: Loss | None = None
+        """The device, if it was lost while timings were taken."""
 
         self._by_key: dict[str, Timing] = {}
         self._borrowed: dict[str, Timing] = {}

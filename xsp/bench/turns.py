@@ -20,7 +20,7 @@ from typing import Any
 from xsp import processes
 from xsp.bench.spec import Spec, Status, Timing, slowdown_text, untimed
 from xsp.bench.worker import CELL, LEAST_KNOWN_BYTES, LOST
-from xsp.device.contract import Device
+from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
 from xsp.errors import BenchError, DeviceError
 from xsp.version import __version__
@@ -34,6 +34,9 @@ GRACE_S = 3.0
 """Seconds after the end of a sitting for the running spec to end."""
 
 POLL_S = 0.5
+MOST_FAULTS_IN_VAIN = 2
+"""Processes in a row whose device was lost before anything was timed, after which no other one is started."""
+
 DISTURBED = 1.05
 
 ProgressCallback = Callable[[Spec, int], None]
@@ -65,6 +68,12 @@ class Turns:
         self._was_ready = False
         self.lost = ""
         """Why the device cannot be used any more; empty if it can."""
+
+        self._fault = self._fault_reason = ""
+        """What ended the last process in the fixed work beside the specs, for which none of them is to blame."""
+
+        self._faults_in_vain = 0
+        self._has_timed = False
 
         if self.device.is_host:
             self.memory_bytes = self.memory_bytes or (self.device.free_bytes() or LEAST_KNOWN_BYTES) // 2
@@ -119,6 +128,7 @@ class Turns:
 
         Raises:
             BenchError: torch is not installed, or the process cannot be started.
+            DeviceError: the device cannot be used.
         """
         pending = list(specs)
         timings: list[Timing] = []
@@ -143,12 +153,32 @@ class Turns:
             timings += [_with_drift(timing, ratio, self._note) for timing in answers.values()]
             if ratio is not None:
                 break
-            crashed = self._handle_crash(pending, answers)
+            self._has_timed |= bool(answers)
+            if self._fault and self._is_over(answers):
+                break
+            crashed = None if self._fault else self._handle_crash(pending, answers)
             if crashed is not None:
                 timings.append(_with_drift(crashed, None))
             finished = {timing.key for timing in timings}
             pending = [spec for spec in pending if spec.key not in finished]
         return timings
+
+    def _is_over(self, answers: dict[int, Timing]) -> bool:
+        """End a process whose device failed, and return whether the device is given up, and note why.
+
+        Raises:
+            DeviceError: it is, before anything was timed.
+        """
+        self._end()
+        self._faults_in_vain = 0 if answers else self._faults_in_vain + 1
+        is_full = self._fault == Fault.OUT_OF_MEMORY.value
+        if not is_full and self._faults_in_vain < MOST_FAULTS_IN_VAIN:
+            return False  # another process may get it anew
+        self.lost = f"it has too little memory free ({self._fault_reason})" if is_full else self._fault_reason
+        if not self._has_timed:
+            remedy = "end what else uses it" if is_full else "`xsp doctor` says whether it answers"
+            raise DeviceError(f"{self.device.id} cannot be used: {self.lost}; {remedy}")
+        return True
 
     def _answers(
         self,
@@ -160,7 +190,7 @@ class Turns:
     ) -> tuple[dict[int, Timing], float | None]:
         """Return the timings by index, and the drift of the canaries; None if the process did not end the sitting."""
         by_index: dict[int, Timing] = {}
-        self._note = ""
+        self._note = self._fault = ""
         while True:
             ended = process.has_ended()  # checked before reading, so that its last answers are read first
             line = process.answer(time.monotonic() + POLL_S)
@@ -169,6 +199,9 @@ class Turns:
                 if "canary_ratio" in answer:
                     self._note = answer["note"]
                     return by_index, float(answer["canary_ratio"])
+                if "fault" in answer:
+                    self._fault, self._fault_reason = answer["fault"], answer["reason"]
+                    return by_index, None
                 index = answer["place"]
                 is_new = index not in by_index  # on an accelerator a timing comes again, with what is beside it
                 by_index[index] = _timing(specs[index], answer["timing"])

@@ -9,10 +9,11 @@ import os
 import struct
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from xsp import processes
 from xsp.bench.spec import Spec, Timing
+from xsp.errors import first_sentence
 
 if TYPE_CHECKING:
     from xsp.device.contract import Device
@@ -66,9 +67,20 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
             mark(-1)
             try:
                 _sit(request, mark, questions.answer, limit_bytes, device)
-            except DeviceLost:  # another process gets it anew, if it still answers
-                questions.close()
-                os._exit(LOST)  # libraries that find the device lost may wait for it at the exit
+            except DeviceLost:
+                _leave(questions)
+            except Exception as error:  # of the fixed work beside the blocks
+                fault = device.fault(error)
+                if fault is None:
+                    raise
+                questions.answer({"fault": fault.value, "reason": first_sentence(error)})
+                _leave(questions)
+
+
+def _leave(questions: processes.Questions) -> NoReturn:
+    """End this process, whose device is lost to it: another one gets it anew, if it still answers."""
+    questions.close()
+    os._exit(LOST)  # libraries that find the device lost may wait for it at the exit
 
 
 def _sit(request: dict[str, Any], mark: Any, send: Any, limit_bytes: int, device: Device) -> None:

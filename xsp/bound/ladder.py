@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from xsp.bench.spec import Loss
 from xsp.bound import totals
 from xsp.bound.join import Join
 from xsp.bound.totals import Coverage, Figure, Total
@@ -188,6 +189,11 @@ class Bound:
 
     problems: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    untimed_reason: str = ""
+    """The most frequent reason why calls that were tried have no timing; empty if none was tried in vain."""
+
+    loss: Loss | None = None
+    """The device, if it was lost while calls were timed for this bound."""
 
     @property
     def coverage(self) -> Coverage:

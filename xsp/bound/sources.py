@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xsp import processes
 from xsp.bench import steps
 from xsp.bench.plan import MIN_SECONDS, default_threads, effective_state, runtime_of
-from xsp.bench.spec import CacheState, slowdown_text
+from xsp.bench.spec import CacheState, Loss, slowdown_text
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
 from xsp.bound import fused, ladder, planned, recordedcalls, targets, timed, totals
@@ -58,6 +58,7 @@ class _Parts:
     beyond_ns: float = 0.0
     """Time of device work in the trace that belongs to no call."""
 
+    has_measured_ceilings: bool = False
     page_faults: Figure | None = None
     """Time that page faults take from the step; None if it is short or unknown."""
 
@@ -152,13 +153,14 @@ def of(
     _whole_steps(parts, stored)
     if fill is not None and stored is not None and (loaded is None or not loaded.run.machine.ceilings):
         _measure_invalid_again(parts, target.device)
-    return _finish(parts)
+    return _finish(parts, None if stored is None or fill is None else stored.loss)
 
 
 def _measure_invalid_again(parts: _Parts, device: Device | None) -> None:
     """Measure the ceilings of a device again while the step is below them: other work had lowered them."""
     for _ in range(MOST_REMEASUREMENTS):
-        if "not valid" not in (_invalid_ceiling(parts) or ""):
+        omitted = _omitted_ceiling(parts)
+        if omitted is None or omitted.is_valid:
             return
         _ceilings(parts, roof.of_machine(may_measure=True, again=True, device=device))
 
@@ -242,6 +244,7 @@ def _ceilings(parts: _Parts, ceiling: Ceiling | str) -> None:
     figures, reasons = roof.figures(graph, ceiling, as_tf32)
     parts.figures[rung.value] = tuple(ladder.quantized(figure) for figure in figures)
     parts.settings["ceilings"] = {"name": ceiling.name, "source": ceiling.source}
+    parts.has_measured_ceilings = ceiling.is_measured
     parts.reasons = {**parts.reasons, rung.value: reasons}
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     expected: list[float | None] = (
@@ -380,9 +383,10 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
         total = parts.rungs[rung.value]
         if total.sequential is None:
             parts.absent[rung.value] = (
-                f"no call is timed{_most_frequent(parts)}" if not total.coverage.nodes
+                "no call is timed" + (f" ({reason})" if (reason := _untimed_reason(parts)) else "")
+                if not total.coverage.nodes
                 else _coverage_reason(total.coverage)
-            )  # fmt: skip
+            )
     as_run = parts.rungs[Rung.AS_RUN.value]
     if granularity is None:
         _mark_absent(parts, Rung.BLOCKS, "--construct G uses blocks of G calls")
@@ -405,7 +409,8 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
 def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
     """Add the step as a whole on an accelerator: replayed, issued by the host and, without a run, measured."""
     timed_steps = {} if stored is None or stored.environment.device is None else steps.of(parts.graph, stored)
-    untimed_reason = "the whole step was not timed: xsp bench MODEL --device" if "device" in parts.settings else ""
+    command = f"xsp bench {parts.graph.name} --device {parts.settings.get('device_kind')}"
+    untimed_reason = f"the whole step was not timed: {command}" if "device" in parts.settings else ""
     for rung in (Rung.REPLAYED, Rung.ISSUED):
         _mark_absent(parts, rung, untimed_reason or "only steps on an accelerator are captured and issued")
     replayed, waited = timed_steps.get(steps.REPLAYED), timed_steps.get(steps.WAITED)
@@ -418,6 +423,8 @@ def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
             parts.absent[Rung.ISSUED.value] = waited.reason or waited.status.value
         return
     parts.settings["issue_ns"] = waited.host_ns
+    if replayed is None:
+        parts.absent[Rung.REPLAYED.value] = f"the captured step was not timed: {command}"
     if waited.joules is not None and waited.trimmed_ns:
         parts.settings |= {"joules": waited.joules, "watts": 1e9 * waited.joules / waited.trimmed_ns}
     if replayed is not None and replayed.joules is not None:
@@ -429,6 +436,8 @@ def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
     if below is not None and below.sequential is not None:
         is_host = waited.host_ns > below.sequential
         parts.rungs[Rung.ISSUED.value] = _whole(waited.host_ns, 0.0) if is_host else replace(below, path=())
+    else:
+        parts.absent[Rung.ISSUED.value] = f"neither the captured step nor enough of its calls are timed: {command}"
     if parts.trace is None or parts.trace.run.imported is not None:  # a profiler of others made its own step longer
         parts.rungs[Rung.MEASURED.value] = _whole(waited.trimmed_ns, waited.half_ns)
         if parts.trace is not None:
@@ -474,7 +483,7 @@ def _coverage_reason(coverage: Coverage) -> str:
     return f"known for only {100 * coverage.share:.1f} % {unit}; --partial gives a lower limit"
 
 
-def _finish(parts: _Parts) -> Bound:
+def _finish(parts: _Parts, loss: Loss | None) -> Bound:
     graph = parts.graph
     in_place = parts.figures.get(Rung.IN_PLACE.value)
     if in_place is None:
@@ -491,12 +500,12 @@ def _finish(parts: _Parts) -> Bound:
         graph, {rung.value: parts.rungs[rung.value] for rung in Rung}, parts.figures, parts.is_computing, (), (), ()
     )
     below_ceiling = _count_below_ceiling(parts)
-    invalid_reason = _invalid_ceiling(parts)
-    if invalid_reason is not None:
-        parts.problems.append(f"ceiling: {invalid_reason}")
-        _mark_absent(parts, Rung.CEILING, invalid_reason)
-        if "not valid" in invalid_reason:
-            _mark_absent(parts, Rung.FUSED, invalid_reason)
+    omitted = _omitted_ceiling(parts)
+    if omitted is not None:
+        parts.problems.append(f"ceiling: {omitted.reason}")
+        _mark_absent(parts, Rung.CEILING, omitted.reason)
+        if not omitted.is_valid:
+            _mark_absent(parts, Rung.FUSED, omitted.reason)
         parts.figures[Rung.CEILING.value] = (None,) * len(graph.nodes)
         draft = replace(draft, rungs={rung.value: parts.rungs[rung.value] for rung in Rung})
     deltas = ladder.differences(
@@ -515,10 +524,20 @@ def _finish(parts: _Parts) -> Bound:
         below_ceiling,
         tuple(parts.problems),
         parts.settings,
+        _untimed_reason(parts),
+        loss,
     )
 
 
-def _invalid_ceiling(parts: _Parts) -> str | None:
+class _OmittedCeiling(NamedTuple):
+    """Why the ceiling of single calls is omitted."""
+
+    reason: str
+    is_valid: bool
+    """Whether its rates are right, and only single calls are not what this run consists of."""
+
+
+def _omitted_ceiling(parts: _Parts) -> _OmittedCeiling | None:
     """Return why the ceiling of single calls is omitted; None if it is not.
 
     It is not valid if the same calls took less time; nor is any ceiling if the whole step did, unless its calls are
@@ -527,10 +546,9 @@ def _invalid_ceiling(parts: _Parts) -> str | None:
     floor = parts.figures.get(Rung.CEILING.value)
     if floor is None:
         return None
-    was_measured = parts.settings["ceilings"]["source"].startswith("measured")
     cause = (
         "the machine was busy while it was measured, or the data is in a cache; xsp doctor --measure measures it again"
-        if was_measured
+        if parts.has_measured_ceilings
         else "the data is in a cache, or the device has other peak rates"
     )
     compared: list[tuple[str, float, float]] = []
@@ -553,16 +571,19 @@ def _invalid_ceiling(parts: _Parts) -> str | None:
         compared.append(("the measured step", least_ns, step_ns))
     for name, high, low in compared:
         if high > low:
-            return f"{high / 1e6:.3g} ms is above {name}, {low / 1e6:.3g} ms, so it is not valid: {cause}"
+            reason = f"{high / 1e6:.3g} ms is above {name}, {low / 1e6:.3g} ms, so it is not valid: {cause}"
+            return _OmittedCeiling(reason, is_valid=False)
     if ceiling_ns is not None and step_ns is not None and ceiling_ns > step_ns:
-        return f"that of single calls is {ceiling_ns / 1e6:.3g} ms, and the calls of this run are fused"
+        reason = f"that of single calls is {ceiling_ns / 1e6:.3g} ms, and the calls of this run are fused"
+        return _OmittedCeiling(reason, is_valid=True)
     return None
 
 
-def _most_frequent(parts: _Parts) -> str:
-    """Return the most frequent reason why calls that were tried have no figure, in brackets; empty if none was."""
-    reasons = Counter(reason for reason in parts.reasons[Rung.AS_RUN.value] if reason not in ("", timed.NOT_TIMED))
-    return "".join(f" ({reason}, {count} calls)" for reason, count in reasons.most_common(1))
+def _untimed_reason(parts: _Parts) -> str:
+    """Return the most frequent reason why calls that were tried have no timing, and how many; empty if none was."""
+    reasons = parts.reasons.get(Rung.AS_RUN.value, ())
+    counts = Counter(reason for reason in reasons if reason not in ("", timed.NOT_TIMED))
+    return "".join(f"{reason}, {count} {'call' if count == 1 else 'calls'}" for reason, count in counts.most_common(1))
 
 
 def _holes(parts: _Parts) -> list[Hole]:

@@ -50,6 +50,9 @@ PRECISIONS = {
 DEFAULT_PRECISION = "fp32"
 """The precision of XSP's paper, which uses no other."""
 
+MEASURED = "measured: "
+"""Beginning of the source of rates that were measured, which is all that files say of it."""
+
 _BRANDS = {"NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"}
 _NEUTRAL_WORD = re.compile(r"\d+GI?B|HBM\d?E?|SXM\d?|PCIE|OAM|VF")
 """Words that a device's name may contain beyond its entry's name: size and kind of memory, form factor."""
@@ -72,6 +75,11 @@ class Ceiling:
 
     threads: int | None = None
     """Number of threads that measured a processor."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rates were measured, not quoted."""
+        return self.source.startswith(MEASURED)
 
     def bandwidth(self, working_set: int) -> float:
         """Return the most bytes per second within a working set: the rate of the largest measured set not above it.
@@ -396,7 +404,7 @@ def _measure(
     seconds_per_byte = [
         _fastest(work, finish) / moved for work, moved in _moves(torch, device, 2 * copy_bytes)
     ]  # fmt: skip
-    description = f"measured: products of {size} × {size}{' and convolutions' * (device == 'cpu')}"
+    description = f"{MEASURED}products of {size} × {size}{' and convolutions' * (device == 'cpu')}"
     description += f", copies and changes of {copy_bytes >> 19} MiB, {torch.get_num_threads()} threads"
     rate = 1 / min(seconds_per_byte)
     return Ceiling(name, peaks, {}, rate, description, _levels(torch, device, rate, finish))

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from xsp.device.sharing import DeviceMemoryError
+from xsp.device.sharing import DeviceLostError, DeviceMemoryError
 from xsp.errors import ShareError
 
 LIBRARY = "libcuda.so.1"
@@ -29,6 +29,10 @@ _OUT_OF_MEMORY = 2
 
 _NOT_OPENABLE = "the memory cannot be opened here: is the store's process on the same machine, in the same container?"
 
+_LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
+"""Error codes after which a context cannot be used: an error of its memory, an illegal address, a failed launch, a
+device that does not answer."""
+
 _REMEDIES = {
     2: "the device has no memory left; nvidia-smi shows who uses it",
     3: "CUDA cannot be used in a child that was forked after its parent used it; start processes with spawn",
@@ -38,6 +42,7 @@ _REMEDIES = {
     201: _NOT_OPENABLE,
     205: _NOT_OPENABLE,
     400: _NOT_OPENABLE,
+    **dict.fromkeys(_LOST, "the device is lost for this process; nvidia-smi shows whether it answers"),
     801: "the device or its driver does not share memory between processes (some MIG set-ups, WSL, Jetson)",
 }
 """Remedies, by the driver's error code."""
@@ -61,6 +66,10 @@ class DriverError(ShareError):
 
 class _OutOfMemoryError(DriverError, DeviceMemoryError):
     """A call of the driver that failed because the device has no memory left."""
+
+
+class _LostError(DriverError, DeviceLostError):
+    """A call of the driver that failed because the device is lost for this process."""
 
 
 _ADDRESS, _SIZE, _POINTER, _INT = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -122,7 +131,7 @@ class _Driver:
         if code:
             text = ctypes.c_char_p()
             self._calls["cuGetErrorName"](code, ctypes.byref(text))
-            failed = _OutOfMemoryError if code == _OUT_OF_MEMORY else DriverError
+            failed = {_OUT_OF_MEMORY: _OutOfMemoryError, **dict.fromkeys(_LOST, _LostError)}.get(code, DriverError)
             remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
             raise failed(f"{label}: {name} failed ({text.value.decode() if text.value else f'error {code}'}){remedy}")
 

@@ -15,6 +15,10 @@ class DeviceMemoryError(ShareError):
     """A device that has too little memory left; the message is the reason and what to do."""
 
 
+class DeviceLostError(ShareError):
+    """A device that this process can no longer use; the message is the reason and what to do."""
+
+
 class SharingDevice(Protocol):
     """A device of this process, and operations on its memory. It is thread-safe; all addresses and sizes are in bytes.
 

@@ -80,7 +80,7 @@ def _trace(
         for number in range(total):
             progress("trace", number, total)
             with session.step():
-                next(iter(predictor.predict(handle, [batch])))
+                predictors.answer(predictor, handle, batch)
 
 
 def _advice(result_dir: Path) -> list[str]:

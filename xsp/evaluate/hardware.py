@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from xsp.device import devices
 from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
-from xsp.errors import ManifestError
+from xsp.errors import ManifestError, XspError, first_line
 from xsp.evaluate.manifest import Hardware
 
 WITHOUT = ("", "none")
@@ -48,20 +51,41 @@ def usable(hardware: Hardware) -> Device:
     return device
 
 
-def remedy(torch_name: str, error: BaseException) -> str:
+def remedy(device: Device | None, error: BaseException, smaller: str = "a smaller batch") -> str:
     """Return what to do about an error of a model on a device; empty if the device does not know it.
 
     Args:
-        torch_name: what torch calls the device.
-        error: what the model raised.
+        device: where the model is; None if that is unknown.
+        error: what the model raised, or an error that this caused.
+        smaller: what to give if its memory is too small.
     """
-    device = devices.of_tensor(torch_name)
-    fault = None if device is None else device.fault(error)
-    if device is None or fault is None:
-        return ""
-    if fault is Fault.OUT_OF_MEMORY:
-        return f"; {device.id} has too little memory free: give a smaller batch, or end what else uses it"
-    return f"; {device.id} is lost for this process: run it again once the device answers (xsp doctor)"
+    cause: BaseException | None = error
+    while device is not None and cause is not None:
+        fault = device.fault(cause)
+        if fault is Fault.OUT_OF_MEMORY:
+            return f"; {device.id} has too little memory free: give {smaller}, or end what else uses it"
+        if fault is Fault.LOST:
+            return f"; {device.id} is lost for this process: run it again once the device answers (xsp doctor)"
+        cause = cause.__cause__
+    return ""
+
+
+@contextlib.contextmanager
+def opening(device: Device) -> Iterator[None]:
+    """Turn an error of a device while a model is opened on it into one of the manifest, with what to do.
+
+    Raises:
+        ManifestError: the device has too little memory, or is lost.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = remedy(device, error, "a smaller model or precision")
+        if not said:
+            raise
+        known = isinstance(error, XspError)
+        reason = str(error) if known else f"model: cannot be opened on {device.id} ({first_line(error)})"
+        raise ManifestError(f"{reason}{said}") from error
 
 
 def device_of(hardware: Hardware) -> Device:

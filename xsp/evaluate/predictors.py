@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from xsp import models
-from xsp.errors import ManifestError, ModelError, first_line
+from xsp.device.contract import Device
+from xsp.errors import ManifestError, ModelError, XspError, first_line
 from xsp.evaluate import agents, hardware, sharing
 from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
@@ -89,6 +90,25 @@ def of(manifest: Manifest, trusted: bool) -> Predictor:
     return Onnx() if source.is_program and source.source.endswith(".onnx") else Torch()
 
 
+def answer(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
+    """Return the answer to one batch.
+
+    Raises:
+        ManifestError: the model raises an error, such as a model that was exported for another batch size.
+    """
+    try:
+        return next(iter(predictor.predict(handle, [batch])))
+    except XspError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(list(array.shape)) for array in batch.values())
+        device = getattr(handle, "device", None)  # of a predictor of others it may be anything
+        remedy = hardware.remedy(device if isinstance(device, Device) else None, error)
+        raise ManifestError(
+            f"model: raises {type(error).__name__} on {shapes} ({first_line(error)}){remedy}"
+        ) from error
+
+
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +125,7 @@ class Module:
     """Whether its only argument is a list of samples, as for detectors."""
 
     dtype: Any
-    device: str
+    device: Device
     notes: tuple[str, ...] = ()
     """Notes on the model for the result."""
 
@@ -120,11 +140,15 @@ class Torch:
             import torch
         except ImportError as error:
             raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
-        model = manifest.model
+        device = hardware.usable(manifest.hardware)
+        with hardware.opening(device):
+            return self._opened(torch, manifest, folder, device)
+
+    def _opened(self, torch: Any, manifest: Manifest, folder: Path, on: Device) -> Module:
+        model, device = manifest.model, on.torch_name
         dtype = getattr(torch, model.precision)
         drawn: list[str] = []
         notes: list[str] = []
-        device = hardware.usable(manifest.hardware).torch_name
         if model.share:
             module, args, kwargs, shared = _load_shared(torch, manifest, folder, device)
             drawn, notes = shared.drawn, [shared.note]
@@ -145,7 +169,7 @@ class Torch:
         if drawn:
             notes.append(drawn_note(drawn))
         notes = [*notes, *hardware.processor_note(manifest.hardware)]
-        return Module(takes, module.to(device), len(tensors), has_list, dtype, device, tuple(notes))
+        return Module(takes, module.to(device), len(tensors), has_list, dtype, on, tuple(notes))
 
     def predict(self, handle: Module, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the tensors of each answer, in their order."""
@@ -169,7 +193,7 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
     tensors = {}
     for name, value in batch.items():
         tensor = torch.from_numpy(np.ascontiguousarray(value))
-        tensors[name] = tensor.to(handle.device, handle.dtype if tensor.is_floating_point() else None)
+        tensors[name] = tensor.to(handle.device.torch_name, handle.dtype if tensor.is_floating_point() else None)
     args = tuple(tensors.pop(str(index)) for index in range(handle.positional_count))
     return (([*args[0]],) if handle.has_list_argument else args), tensors
 
@@ -360,6 +384,7 @@ class Session:
 
     takes: Mapping[str, InputSpec]
     session: Any
+    device: Device
 
 
 class Onnx:
@@ -400,7 +425,7 @@ class Onnx:
                     f"model.source: its input {argument.name} is {argument.type}, which samples cannot have"
                 )
             takes[argument.name] = InputSpec(tuple(shape), dtype, None if dtype.startswith("float") else 2)
-        return Session(takes, session)
+        return Session(takes, session, device)
 
     def predict(self, handle: Session, batches: Iterable[Batch]) -> Iterator[Answer]:
         """Yield the outputs of each batch, in the order of the file."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from xsp import version
 from xsp.bench import environment
-from xsp.errors import ManifestError, UsageError, XspError, first_line
+from xsp.errors import ManifestError, UsageError
 from xsp.evaluate import agents, contention, datasets, extras, labelled, pipeline, predictors, results, userfunctions
 from xsp.evaluate import hardware as requested
 from xsp.evaluate.agents import Facts, Options, Progress
@@ -91,7 +91,7 @@ class PreparedModel:
 
     def predict(self, batch: Batch) -> Answer:
         """Return the model's answer, with the steps after the model applied."""
-        answer = _predict(self.predictor, self.handle, batch)
+        answer = predictors.answer(self.predictor, self.handle, batch)
         if self.postprocess is None or not answer.outputs:
             return answer
         output_batch = answer.outputs[0]
@@ -100,24 +100,6 @@ class PreparedModel:
         rows = [self.postprocess(output) for output in output_batch]
         return Answer((np.stack(rows) if len({row.shape for row in rows}) == 1 else output_batch, *answer.outputs[1:]),
                       answer.took_ns)  # fmt: skip
-
-
-def _predict(predictor: Predictor, handle: Any, batch: Batch) -> Answer:
-    """Return the answer to one batch.
-
-    Raises:
-        ManifestError: the model raises an error, such as a model that was exported for another batch size.
-    """
-    try:
-        return next(iter(predictor.predict(handle, [batch])))
-    except XspError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(str(list(array.shape)) for array in batch.values())
-        remedy = requested.remedy(getattr(handle, "device", "cpu"), error)
-        raise ManifestError(
-            f"model: raises {type(error).__name__} on {shapes} ({first_line(error)}){remedy}"
-        ) from error
 
 
 def evaluate(
@@ -595,7 +577,7 @@ def _measure_cold_starts(manifest: Manifest, folder: Path, prepared: PreparedMod
         handle = prepared.predictor.open(manifest, folder, "")
         try:
             opened_ns = time.perf_counter_ns()
-            took_ns = _predict(prepared.predictor, handle, batch).took_ns
+            took_ns = predictors.answer(prepared.predictor, handle, batch).took_ns
             times.append((start_ns, time.perf_counter_ns() if took_ns is None else opened_ns + took_ns))
         finally:
             prepared.predictor.close(handle)

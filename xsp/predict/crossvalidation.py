@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp import stats
-from xsp.errors import UsageError
+from xsp.errors import LibraryError, UsageError
 from xsp.predict import baselines, generic, identifiability, robust
 from xsp.predict.baselines import Predictor, Values
 from xsp.predict.configurations import Configurations, Factor, Floats
@@ -257,9 +257,10 @@ def train_models(table: Configurations, split: Split, seed: int) -> dict[str, Pr
     try:
         fits = {value: generic.fit(part, form, seed) for value, part, form in separate_tables(table, split)}
         models[GENERIC] = by_category(split.category, {value: fit.predict for value, fit in fits.items()})
-    except UsageError as error:
-        if "SciPy" in str(error):
-            raise
+    except LibraryError:
+        raise
+    except UsageError:
+        pass  # the rows are too few for it
     for name in baselines.BASELINES:
         with contextlib.suppress(baselines.BaselineError):
             models[name] = train_baseline(name, table, split)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp.errors import UsageError
+from xsp.errors import LibraryError, UsageError
 from xsp.predict import robust
 from xsp.predict.configurations import Configurations, Factor, Floats
 
@@ -318,12 +318,12 @@ def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return SciPy's differential evolution and non-negative least squares.
 
     Raises:
-        UsageError: SciPy is not installed.
+        LibraryError: SciPy is not installed.
     """
     try:
         from scipy.optimize import differential_evolution, nnls
     except ImportError as error:
-        raise UsageError("the generic model needs SciPy: pip install 'xsp[predict]'") from error
+        raise LibraryError("the generic model needs SciPy: pip install 'xsp[predict]'") from error
     return differential_evolution, nnls
 
 

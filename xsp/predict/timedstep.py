@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from xsp import bound as bounds
-from xsp.bench.plan import LOST
 from xsp.bench.timings import Timings
 from xsp.bound import phases, planned, totals
 from xsp.bound.ladder import Bound, Rung
@@ -79,8 +78,8 @@ def _step(bound: Bound, device: str | None, samples: int | None) -> RecordedStep
     if as_run.sequential is None or as_run.coverage.share is None or as_run.coverage.share < totals.MIN_COVERAGE:
         where = f" --device {device}" if device else ""
         count = f"{as_run.coverage.nodes} of {as_run.coverage.of_nodes} calls are timed"
-        why = bound.absent.get(Rung.AS_RUN.value, "").partition("no call is timed")[2]
-        count += "".join([why, *(f"; {problem}" for problem in bound.problems if LOST in problem)])
+        count += f" ({bound.untimed_reason})" if bound.untimed_reason else ""
+        count += f"; {bound.loss}" if bound.loss is not None else ""
         raise AnalysisError(f"{bound.graph.name}: {count}: xsp bench {bound.graph.name} --train{where}, or --fill 60s")
     training = phases.of(bound)
     work_ns, unknown = as_run.sequential, []

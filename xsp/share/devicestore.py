@@ -20,15 +20,16 @@ import random
 import select
 import selectors
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xsp import clock, processes
 from xsp.device import devices as known_devices
-from xsp.device.sharing import DeviceMemoryError, SharingDevice
+from xsp.device.sharing import DeviceLostError, DeviceMemoryError, SharingDevice
 from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
@@ -103,7 +104,7 @@ class DeviceStore(Serving[DeviceObject]):
                 f"--device-capacity: memory comes in pieces of {size_text(self.device.granule)}; give more"
             )
         self._check_sharing()
-        self._draws = 0
+        self._draws, self._is_lost = 0, False
         self._store = host.connect(folder)
         try:
             with contextlib.suppress(OSError):  # it has ended, which `_on_store_end` handles
@@ -139,6 +140,34 @@ class DeviceStore(Serving[DeviceObject]):
             if self._store.recv(4096):
                 return
         self._selector.unregister(self._store)
+        self.end()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """End if the device is lost, and raise its error."""
+        try:
+            yield
+        except DeviceLostError as error:
+            self._lose(error)
+            raise
+
+    def _lose(self, error: DeviceLostError) -> None:
+        """Say once which weights were lost with the device, and end; the store of the host goes on."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        with self.shelf.lock:
+            lost = sorted({stored.source for stored in self.shelf.objects.values()})
+            pids = sorted(
+                {client.pid for stored in self.shelf.objects.values() for client in stored.attached} - {os.getpid()}
+            )
+        with_it = f"; lost with it: {', '.join(lost)}" if lost else ""
+        attached = f"end the attached processes ({', '.join(map(str, pids))}), then " if pids else ""
+        print(
+            f"xsp share: {error}{with_it}. The host's weights are served as before. For the device, {attached}end the "
+            f"store and start it again with --device {self.device.ordinal}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
         self.end()
 
     def _is_needed(self) -> bool:
@@ -193,7 +222,8 @@ class DeviceStore(Serving[DeviceObject]):
         self._draws += 1
         difference = "?"
         try:
-            difference = find_difference(stored, sample_offsets(stored.size, self._draws))
+            with self._watched():
+                difference = find_difference(stored, sample_offsets(stored.size, self._draws))
         finally:
             if difference:
                 self.shelf.detach(client)
@@ -261,6 +291,8 @@ class DeviceStore(Serving[DeviceObject]):
             )  # fmt: skip
             return CopyResult(stored, reserved, spans, None)
         except Exception as error:
+            if isinstance(error, DeviceLostError):
+                self._lose(error)
             if address:
                 with contextlib.suppress(ShareError):
                     self.device.free(address)
@@ -306,7 +338,8 @@ class DeviceStore(Serving[DeviceObject]):
         for stored in objects:
             if self._is_running:
                 try:
-                    results.append(ContentComparison(stored, find_difference(stored), None))
+                    with self._watched():
+                        results.append(ContentComparison(stored, find_difference(stored), None))
                 except ShareError as error:
                     results.append(ContentComparison(stored, "", str(error)))
         return results

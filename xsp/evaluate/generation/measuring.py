@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from xsp import causal, models, table
-from xsp.errors import ManifestError, ModelError, XspError, first_line
+from xsp.device.contract import Device
+from xsp.errors import ManifestError, ModelError, PhaseError, XspError, first_line
 from xsp.evaluate import hardware, predictors
 from xsp.evaluate.agents import Options, Progress
 from xsp.evaluate.generation import driving, endpoint, prompts
@@ -91,10 +92,12 @@ def _of_model(manifest: Manifest, folder: Path, options: Options, drawn: Prompts
     scenario = manifest.scenario
     assert scenario.generation is not None
     slots = scenario.generation.slots
-    sequences, notes = _build(manifest, folder, options, drawn)
+    device = hardware.usable(manifest.hardware)
+    with hardware.opening(device):
+        sequences, notes = _build(manifest, folder, options, drawn, device)
 
     def load(schedule: Schedule, progress: Progress) -> Generated:
-        with _named_errors():
+        with _named_errors(device):
             return driving.drive_together(
                 schedule, drawn, sequences, slots=slots, users=scenario.streams, progress=_labelled(progress, manifest)
             )
@@ -107,7 +110,7 @@ def _of_model(manifest: Manifest, folder: Path, options: Options, drawn: Prompts
         return tokens
 
     def alone(count: int) -> dict[str, Array]:
-        with _named_errors():
+        with _named_errors(device):
             return {
                 f"output0-{number:04d}": np.array(generate(number), np.int64)
                 for number in range(min(count, len(drawn)))
@@ -115,7 +118,7 @@ def _of_model(manifest: Manifest, folder: Path, options: Options, drawn: Prompts
 
     def first() -> None:
         longest = int((drawn.counts + drawn.output_counts).argmax())
-        with _named_errors():
+        with _named_errors(device):
             generate(longest)
             if slots > 1 and len(drawn) > 1:
                 both = longest, (longest + 1) % len(drawn)
@@ -127,7 +130,9 @@ def _of_model(manifest: Manifest, folder: Path, options: Options, drawn: Prompts
     return Generator(load, alone, first, drawn, notes, time.perf_counter_ns() - begin)
 
 
-def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -> tuple[Sequences, tuple[str, ...]]:
+def _build(
+    manifest: Manifest, folder: Path, options: Options, drawn: Prompts, on: Device
+) -> tuple[Sequences, tuple[str, ...]]:
     """Return the manifest's language model on its device, with notes on it."""
     predictors.of(manifest, options.trusted)  # refuses what is not trusted
     try:
@@ -135,16 +140,18 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
     except ImportError as error:
         raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
     model, notes = manifest.model, hardware.processor_note(manifest.hardware)
-    device = hardware.usable(manifest.hardware).torch_name
+    device = on.torch_name
     source, settings = predictors.source_of(manifest, folder, device)
     try:
         built = models.build(source, replace(settings, prefill=drawn.most_tokens))
+    except PhaseError as error:  # its message names options of the command line, which a manifest does not have
+        least = ".".join(map(str, causal.MIN_VERSION))
+        raise ManifestError(
+            f"model.source: {source} is not a causal language model of transformers (from {least}) with a cache of "
+            "tokens"
+        ) from error
     except ModelError as error:
-        reason = str(error)
-        if "--" in reason:  # options of the command line, which a manifest does not have
-            least = ".".join(map(str, causal.MIN_VERSION))
-            reason = f"{source} is not a causal language model of transformers (from {least}) with a cache of tokens"
-        raise ManifestError(f"model.source: {reason}") from error
+        raise ManifestError(f"model.source: {error}") from error
     if not isinstance(built, models.ModelCall):
         raise ManifestError(f"model.source: {source} is a function that runs a step, not a model")
     module = built.model.eval()
@@ -161,14 +168,16 @@ def _build(manifest: Manifest, folder: Path, options: Options, drawn: Prompts) -
 
 
 @contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """Turn what a model raises into an error of the manifest."""
+def _named_errors(device: Device) -> Iterator[None]:
+    """Turn what a model raises on a device into an error of the manifest, with what to do if it is the device's."""
     try:
         yield
     except XspError:
         raise
     except Exception as error:
-        raise ManifestError(f"model: raises {type(error).__name__} when it generates ({first_line(error)})") from error
+        remedy = hardware.remedy(device, error, "fewer slots, or shorter prompts and outputs")
+        reason = f"raises {type(error).__name__} when it generates ({first_line(error)})"
+        raise ManifestError(f"model: {reason}{remedy}") from error
 
 
 def _labelled(progress: Progress, manifest: Manifest) -> Callable[[int, int], object]:

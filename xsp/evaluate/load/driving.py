@@ -119,6 +119,7 @@ class _Driver:
         self._lock = threading.Lock()
         self._next_number = 0
         self._stop_reason: str | None = None
+        self._is_growing = False
         self.error: BaseException | None = None
         n = len(schedule)
         self._issued, self._start, self._end = (np.zeros(n, np.int64) for _ in range(3))
@@ -174,9 +175,9 @@ class _Driver:
             service = int(self._end[number] - self._start[number])
             elapsed = int(self._end[number]) - self._begin
             with self._lock:
-                self._stop_reason = self._stop_reason or self._growth.message(
-                    number, bool(self._was_queued[number]), service, elapsed
-                )
+                message = self._growth.message(number, bool(self._was_queued[number]), service, elapsed)
+                if message is not None and self._stop_reason is None:
+                    self._stop_reason, self._is_growing = message, True
         if self._progress is not None:
             self._progress(number + 1, len(self._schedule))
 
@@ -186,7 +187,7 @@ class _Driver:
         return Requests(
             self._due[:n], self._issued[:n], self._start[:n], self._end[:n], self._schedule.batch[:n].copy(),
             is_open_loop=self._schedule.due_ns is not None, servers=self._servers, schedule_length=len(self._schedule),
-            stop_reason=self._stop_reason,
+            stop_reason=self._stop_reason, is_growing=self._is_growing,
         )  # fmt: skip
 
 

@@ -39,6 +39,9 @@ class Requests:
     stop_reason: str | None = None
     """Why the schedule was stopped before its end."""
 
+    is_growing: bool = False
+    """Whether it was stopped because its queue grows without bound."""
+
     def __len__(self) -> int:
         return len(self.due_ns)
 

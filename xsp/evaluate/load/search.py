@@ -245,8 +245,8 @@ class _Search:
             latencies.append(run.latency_ns[math.floor(SETTLING_SHARE * len(run)) :])
             pooled = np.concatenate(latencies)
             percentile = of_percentile(pooled, self._share, CONFIDENCE) if len(pooled) else None
-            if run.stop_reason is not None and "grows without bound" in run.stop_reason:
-                status, reason = LimitStatus.NO, run.stop_reason
+            if run.is_growing:
+                status, reason = LimitStatus.NO, run.stop_reason or ""
             elif percentile is not None and percentile.low_ns is not None and percentile.low_ns > self._limit_ns:
                 status = LimitStatus.NO
             elif percentile is not None and percentile.high_ns is not None and percentile.high_ns <= self._limit_ns:
