@@ -328,7 +328,7 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
     if lines is None or lines.place not in (entry.place or "") or share < OUTSIDE_PERCENT or ms < calls.LEAST_MS:
         return
     known = [place for place in _places_of_calls(lines.calls) if place is not None and place <= MOST_SPARABLE]
-    if not known or _is_loss(context, entry):
+    if not known or _is_loss(context):
         return
     yield Advice(
         "outside",
@@ -344,13 +344,15 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
     )
 
 
-def _is_loss(context: AdviceContext, outside: Entry) -> bool:
-    """Return whether operators with gradients take most of the time outside the phases: no step can do without them,
+def _is_loss(context: AdviceContext) -> bool:
+    """Return whether operators with gradients take most of the time of operators outside the phases: no step can do without them,
     whatever their lines call (`torch.log` logs nothing)."""
     trace = context.required_trace
     if trace.has(Level.KERNEL) or not trace.has(Level.OP):
         return False
-    return sum(op.ns for op in loss_ops(context)) / 1e6 >= MIN_LINE_SHARE * (outside.ms or 0.0)
+    outer = [op for op in calls.outer_ops(context) if op.module is None and op.phase is None and op.computes]
+    loss_ns = sum(op.ns for op in loss_ops(context))
+    return loss_ns > 0 and loss_ns >= MIN_LINE_SHARE * sum(op.ns for op in outer)
 
 
 _HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|format|join|items|values|keys|copy|time"
