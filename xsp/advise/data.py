@@ -345,8 +345,8 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
 
 
 def _is_loss(context: AdviceContext) -> bool:
-    """Return whether operators with gradients take most of the time of operators outside the phases: no step can do without them,
-    whatever their lines call (`torch.log` logs nothing)."""
+    """Return whether operators with gradients take most of the time of operators outside the phases: no step can do
+    without them, whatever their lines call (`torch.log` logs nothing)."""
     trace = context.required_trace
     if trace.has(Level.KERNEL) or not trace.has(Level.OP):
         return False
