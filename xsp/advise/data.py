@@ -350,7 +350,11 @@ def _is_loss(context: AdviceContext) -> bool:
     trace = context.required_trace
     if trace.has(Level.KERNEL) or not trace.has(Level.OP):
         return False
-    outer = [op for op in calls.outer_ops(context) if op.module is None and op.phase is None and op.computes]
+    outer = [
+        op
+        for op in calls.outer_ops(context)
+        if op.module is None and op.phase is None and (op.parent is None or op.parent.kind != Kind.BACKWARD)
+    ]
     loss_ns = sum(op.ns for op in loss_ops(context))
     return loss_ns > 0 and loss_ns >= MIN_LINE_SHARE * sum(op.ns for op in outer)
 
