@@ -81,6 +81,40 @@ def test_what_runs_outside_the_phases_may_be_needed() -> None:
     assert advice_of(trace, "outside") == []
 
 
+FOCAL = """
+    step s            0-10000
+    forward Net       0-3000
+    op aten::softmax  3100-3500 sequence_nr=1 input_shapes=[[256,4000],[],[]]
+    op aten::log      3500-3900 sequence_nr=2 input_shapes=[[256,4000]]
+    op aten::rsub     3900-4300 sequence_nr=3 input_shapes=[[256,4000],[],[]]
+    op aten::mul      4300-4700 sequence_nr=4 input_shapes=[[256,4000],[256,4000]]
+    op aten::sum      4700-5000 sequence_nr=5 input_shapes=[[256,4000],[],[],[]]
+    backward b        5000-9000
+    op SumBackward0      5000-5200 sequence_nr=5
+    op MulBackward0      5200-5600 sequence_nr=4
+    op RsubBackward1     5600-5800 sequence_nr=3
+    op LogBackward0      5800-6200 sequence_nr=2
+    op SoftmaxBackward0  6200-6600 sequence_nr=1
+    op AddmmBackward0    6600-9000 sequence_nr=0
+    optimizer SGD     9000-10000
+"""
+
+
+def test_a_loss_of_many_operators_has_its_line_and_its_remedy_and_is_no_report() -> None:
+    line = line_of(20, "torch.softmax, torch.log, .sum")
+    trace = trained(FOCAL, 10, lines=[phase("outside", line)])
+    assert advice_of(trace, "outside") == []
+    (piece,) = advice_of(trace, "loss")
+    assert piece.what.startswith("a loss is composed of 5 operators on tensors of 256×4000 at train.py:20: with their ")
+    assert "torch.compile of the function at train.py:20" in piece.do
+    assert piece.gain.value == pytest.approx(3.5 - 0.8)
+    assert piece.at_most
+    few = trained(FOCAL.replace("input_shapes=[[256,4000]]", "input_shapes=[[256]]"), 10)
+    assert advice_of(few, "loss") == []
+    a_model = trained(FOCAL.replace("aten::log ", "aten::mm "), 10)
+    assert advice_of(a_model, "loss") == []
+
+
 def test_lines_of_steps_of_other_kinds_are_not_named() -> None:
     trace = trained(STATISTICS, 10, lines=[phase("outside", line_of(20, "item"), kind=3)])
     assert "train.py" not in limit(account.of(trace))

@@ -673,6 +673,17 @@ def test_16_bit_work_is_reported_if_the_processor_lacks_instructions(dtype: str,
         assert (piece.trial, piece.gain_known, piece.at_most) == ("float32", True, True)
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_16_bit_work_inside_operators_of_another_type_or_of_none_counts(phase: str) -> None:
+    """Autocast casts inside operators that get float32, and nodes of the backward pass have no type."""
+    outer = "op AddmmBackward0 1000-4000" if phase == "backward" else "op aten::linear 1000-4000 dtype=float"
+    text = inside(outer, "op aten::to 1000-1500 dtype=float", "op aten::addmm 1500-4000 dtype=c10::BFloat16")
+    (piece,) = advice_of(text, "half-precision", machine={"isa": ["avx2"]})
+    assert piece.what.startswith("1 operators compute in bfloat16")
+    assert piece.gain.value == pytest.approx(2.5)
+    assert advice_of(text, "half-precision", machine={"isa": ["avx512_bf16"]}) == []
+
+
 def test_a_run_without_the_instruction_set_leaves_the_question_unanswered() -> None:
     rows = [row for number in range(3) for row in spans(PLAIN.replace("dtype=float", "dtype=c10::Half"), step=number)]
     report = advise.of(trace_of(rows), max_needs=Needs.TRACE)

@@ -144,7 +144,7 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
     outer_ops = calls.outer_ops(context)
     isa = context.required_trace.run.machine.isa
     for dtype, (name, features) in HALF_TYPES.items():
-        ops = [op for op in outer_ops if op.dtype == dtype]
+        ops = [op for outer in outer_ops for op in _of_type(outer, dtype)]
         ms = sum(op.ns for op in ops) / 1e6
         if not ops or ms < calls.LEAST_MS or 100 * ms / step_ms < LEAST_HALF_PERCENT:
             continue
@@ -167,6 +167,12 @@ def half_precision(context: AdviceContext) -> Iterator[Advice]:
             "24 bits of mantissa instead of 11 or 8",
             "float32",
         )
+
+
+def _of_type(op: HostCall, dtype: str) -> list[HostCall]:
+    """Return the outermost operators of a type in an operator, or itself: those under autocast begin in another one,
+    and nodes of the backward pass in none."""
+    return [op] if op.dtype == dtype else [found for inner in op.children for found in _of_type(inner, dtype)]
 
 
 def _round_trips(cast_ops: Sequence[HostCall]) -> list[HostCall]:

@@ -1,11 +1,16 @@
-"""Functions that the program writes out in several operators where PyTorch has one: normalisation, GELU, softmax."""
+"""Functions that the program writes out in several operators where PyTorch has one: normalisation, GELU, softmax; and
+losses of many operators, which could be one pass over the values."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from xsp import account
+from xsp.account import places
+from xsp.account.entries import OUTSIDE
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext
 from xsp.advise.calls import HostCall
@@ -100,6 +105,83 @@ def written_out(context: AdviceContext) -> Iterator[Advice]:
             ),
             f"{function.remedy}; results differ by rounding",
         )
+
+
+LEAST_LOSS_PERCENT = 10.0
+"""Minimum percentage of the step that a loss of many operators has to cost to be worth a line."""
+
+FEWEST_LOSS_OPS = 5
+"""Fewest operators of a loss that each read all of its values."""
+
+LEAST_LOSS_US = 50.0
+"""Least mean microseconds of one of them: of shorter ones, most of the time is not that of memory."""
+
+
+@question("loss", "Is a loss composed of many operators that each read all values?", number="Q5", shapes=True)
+def loss(context: AdviceContext) -> Iterator[Advice]:
+    """Operators of the step outside modules, on tensors of one size, that have gradients: a loss that is written out.
+
+    Each of them, and its gradient, reads and writes all values, where a fused function does so once: the gain is at
+    most the time of all but the longest in both directions. Products and convolutions are no part of it.
+    """
+    step_ms = calls.step_ms(context)
+    ops = loss_ops(context)
+    nodes = calls.gradients(context, ops)
+    all_ops = [*ops, *nodes]
+    if len(ops) < FEWEST_LOSS_OPS or sum(op.ns for op in ops) < 1e3 * LEAST_LOSS_US * len(ops):
+        return
+    longest = [max(group, key=lambda op: op.ns) for group in (ops, nodes)]
+    ms = sum(op.ns for op in all_ops) / 1e6
+    gain = ms - sum(op.ns for op in longest) / 1e6
+    if gain < calls.LEAST_MS or 100 * ms / step_ms < LEAST_LOSS_PERCENT:
+        return
+    main = account.of(context.required_trace).job
+    lines = places.lines_of(context.required_trace, main, OUTSIDE) if main is not None else None
+    where = f" at {lines.place}" if lines is not None else ""
+    parts = [op for op in all_ops if op not in longest]
+    sizes = "×".join(map(str, max((op.first_shape or () for op in ops), key=math.prod)))
+    yield Advice(
+        "loss",
+        f"a loss is composed of {len(ops)} operators on tensors of {sizes}{where}: with their gradients "
+        f"{ms:.3g} ms of a step",
+        calls.places(ops),
+        calls.interval(gain, calls.interval_factors(context, parts)).limit(step_ms),
+        True,
+        100 * gain / step_ms,
+        (
+            ", ".join(dict.fromkeys(op.stem for op in ops)) + "; each reads and writes all values",
+            "inferred from the gradients of operators outside modules",
+        ),
+        "a fused function if one computes the same (torch.nn.functional.cross_entropy, also with label_smoothing=…; "
+        f"binary_cross_entropy_with_logits), else torch.compile of the function{where}; results differ by rounding",
+    )
+
+
+_PRODUCTS = re.compile(
+    r"(\w*mm|\w*matmul|linear|bilinear|einsum|\w*conv\w*|\w*attention\w*|embedding|cdist|svd|linalg_\w+)"
+)
+
+
+def loss_ops(context: AdviceContext) -> list[HostCall]:
+    """Return the operators of the step in no module that read all values of the largest tensor among them, if they have
+    gradients; none if products are among them, as where a model is written without modules.
+
+    Raises:
+        AnalysisError: see `xsp.advise.calls.roots`.
+    """
+    numbers = {
+        node.sequence_nr for call in calls.walk(context) if call.kind == Kind.BACKWARD for node in call.children
+    } - {None}
+    outer = [
+        op
+        for op in calls.outer_ops(context)
+        if op.computes and op.module is None and op.phase not in ("backward", "optimizer", "forward")
+        and any(inner.sequence_nr in numbers for inner in op.walk())
+    ]  # fmt: skip
+    if any(_PRODUCTS.fullmatch(op.stem) for op in outer):
+        return []
+    most = max((math.prod(op.first_shape or ()) for op in outer), default=0)
+    return [op for op in outer if op.first_shape is not None and math.prod(op.first_shape) == most]
 
 
 def _written_functions(parent: HostCall) -> Iterator[tuple[Function, list[HostCall]]]:

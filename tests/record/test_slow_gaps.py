@@ -1,0 +1,50 @@
+"""Gaps between steps far longer than others: which one is traced in search of the line that takes the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from xsp.record.slowgaps import ENOUGH, MOST_SOUGHT, SlowGaps
+
+MS = 1_000_000
+
+
+def after(steps: int, is_slow: Callable[[int], bool], slow_ms: int = 50) -> SlowGaps:
+    """Return what is known after steps of 10 ms with gaps of 1 ms, or of `slow_ms`."""
+    found = SlowGaps()
+    for number in range(steps):
+        found.add(number, (slow_ms if is_slow(number) else 1) * MS, 10 * MS)
+    return found
+
+
+def test_a_periodic_gap_is_sought_when_it_is_due() -> None:
+    found = after(25, lambda number: number % 10 == 0 and number > 0)
+    assert found.steps_until_due(25) == 5
+    assert not found.begin_seeking(29)
+    assert found.begin_seeking(30)
+    for _ in range(ENOUGH):
+        assert found.steps_until_due(30) == 0
+        found.add_traced()
+    assert found.steps_until_due(30) is None
+
+
+def test_gaps_without_period_are_sought_in_each_until_some_were_seen() -> None:
+    found = after(40, lambda number: number in (10, 17, 31))
+    assert [found.begin_seeking(number) for number in range(40, 40 + MOST_SOUGHT)] == [True] * MOST_SOUGHT
+    assert not found.begin_seeking(200)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        after(40, lambda number: False),
+        after(40, lambda number: number == 20),
+        after(40, lambda number: number in (10, 20), slow_ms=5),
+        after(1000, lambda number: number in (10, 500)),
+    ],
+    ids=["none", "one", "short", "rare"],
+)
+def test_nothing_is_sought_where_slow_gaps_take_little(found: SlowGaps) -> None:
+    assert found.steps_until_due(1000) is None
