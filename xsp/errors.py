@@ -4,7 +4,9 @@
 XspError
 ├── UsageError            a call, an option or a name that does not make sense
 │   ├── LevelError        levels unknown, doubled or in the wrong order
-│   └── ModelError        a model that does not exist or cannot be built
+│   ├── ModelError        a model that does not exist or cannot be built
+│   │   └── PhaseError    a model without steps that read or generate tokens
+│   └── LibraryError      a library that is not installed, with how to install it
 ├── RunError              a run directory that cannot be written or read
 │   ├── OutputError       it cannot be written: it exists, or is not a run of xsp
 │   │   └── UnwritableError   the disk or another process prevents writing at the moment

@@ -5,9 +5,8 @@ collector records it; of Python code inside a step, collectors record no line. S
 a recorded step ends are traced line by line (`sys.settrace`); time in a callee counts for the calling line. Of
 functions of the program itself, neither of packages nor of the standard library, the line that takes most of it is
 noted beside. The step after a recorded one counts as disturbed anyway, so figures of the loop are without the cost of
-tracing as soon as there are enough other steps; gaps far longer than others are also sought after unrecorded steps, see
-`xsp.record.slowgaps`, whose next step then counts as disturbed. Its lines count for the phase that runs (forward,
-backward, optimizer), or for none of them. Steps below 3 ms are not traced: that would multiply their time.
+tracing as soon as there are enough other steps. Its lines count for the phase that runs (forward, backward, optimizer),
+or for none of them. Steps below 3 ms are not traced: that would multiply their time.
 
 Nothing is traced if another tracer is active: a debugger, or coverage.
 """
@@ -78,8 +77,8 @@ def _is_of_program(frame: FrameType) -> bool:
     return is_file and not _is_of_package(path) and not _is_own(frame)
 
 
-BETWEEN, OUTSIDE, SLOW = "between", "outside", "slow gaps"
-"""Names of the time between steps, of the time of a step in none of its phases, and of gaps far longer than others."""
+BETWEEN, OUTSIDE = "between", "outside"
+"""Names of the time between steps, and of the time of a step in none of its phases."""
 
 _BEGINS = {Signal.CALL_BEGIN: "forward", Signal.BACKWARD_BEGIN: "backward", Signal.OPTIMIZER_BEGIN: "optimizer"}
 _ENDS = {Signal.CALL_END: "forward", Signal.BACKWARD_END: "backward", Signal.OPTIMIZER_END: "optimizer"}
@@ -95,11 +94,6 @@ class _Times:
 
         self.inner: dict[_Line, dict[_Line, int]] = {}
         """For each line the nanoseconds of lines inside the program's functions that it calls."""
-
-    @property
-    def ns(self) -> int:
-        """The time of all lines, known or not."""
-        return self.unknown_ns + sum(ns for ns, _ in self.lines.values())
 
     def add_line(self, line: _Line | None, ns: int) -> None:
         """Add time of a line; None if it is unknown."""
@@ -198,7 +192,7 @@ class Between:
         self._phases: list[tuple[str, int]] = []
         """Phases that run, outermost first, each with the number of functions that were traced when it began."""
 
-        self._is_in_step = self._is_followed = self.is_sought = False
+        self._is_in_step = self._is_followed = False
         self._frames: list[FrameType] = []
         self._thread: int | None = None
         self._line: _Line | None = None
@@ -208,42 +202,19 @@ class Between:
         self._inner_since_ns = 0
         self._are_of_program: dict[CodeType, bool] = {}
 
-    def begin(self, is_sought: bool = False) -> None:
-        """Trace the frames that are on the stack from now on, until the next step, except frames of xsp.
-
-        Args:
-            is_sought: whether the gap is one after an unrecorded step that may be slow.
-        """
-        self.is_sought = False
-        if self._thread is None and (is_sought or self._gaps < MOST_GAPS):
+    def begin(self) -> None:
+        """Trace the frames that are on the stack from now on, until the next step, except frames of xsp."""
+        if self._thread is None and self._gaps < MOST_GAPS:
             self._begin(BETWEEN)
-            self.is_sought = is_sought and self._thread is not None
 
-    def end(self, least_slow_ns: float = 0.0) -> bool:
-        """Stop tracing, and add up the times of this gap; sought ones are no sample of all, so only slow ones count.
-
-        Args:
-            least_slow_ns: least time of a slow gap; 0 if unknown.
-
-        Returns:
-            Whether it was a slow one, whose lines are now known.
-        """
+    def end(self) -> None:
+        """Stop tracing, and add up the times of this gap."""
         self.end_step()  # of a program that ends in it
-        self._is_followed = self._thread == threading.get_ident() and not self.is_sought
-        if self._thread is None:
-            self.is_sought = False
-            return False
-        self._end()
-        gap = self._parts.get(BETWEEN, _Times())
-        is_slow = 0 < least_slow_ns <= gap.ns
-        if is_slow:
-            self._totals.setdefault((0, SLOW), _Times()).add(gap)
-        if self.is_sought:
-            self._parts = {}
-        else:
+        self._is_followed = self._thread == threading.get_ident()
+        if self._thread is not None:
+            self._end()
             self._gaps += 1
             self._add_up(0)
-        return is_slow
 
     def begin_step(self) -> None:
         """Trace the step that begins, if the gap before it was traced."""

@@ -28,7 +28,6 @@ from xsp.record.kinds import Kinds, StepKind
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
 from xsp.record.schedule import SETTLE, Schedule
-from xsp.record.slowgaps import SlowGaps
 from xsp.record.threads import Threads
 from xsp.stats import percentile
 
@@ -86,7 +85,6 @@ class StepsBetween(Protocol):
     loop: Loop
     outline: Outline
     schedule: Schedule
-    slow_gaps: SlowGaps
     step_count: int
     continued_ns: int
     after_ns: int
@@ -222,9 +220,8 @@ class Quiet:
             most_ns, count = MOST_NS, UNKNOWN_STEPS
         else:
             most_ns, count = max(ROW_NS, FEWEST_STEPS * self._usual_ns), MOST_STEPS
-        sought_steps = self._steps.slow_gaps.steps_until_due(self._steps.step_count)
-        known = [steps for steps in (due_steps, sought_steps) if steps is not None]
-        return min(count, round(most_ns / self._usual_ns), self._counted_steps, *known), most_ns
+        count = min(count, round(most_ns / self._usual_ns), self._counted_steps)
+        return (count if due_steps is None else min(count, due_steps)), most_ns
 
     def _usual_words(self) -> Set[tuple[Any, ...]]:
         """Return the words of all kinds whose steps can be counted in a stretch."""
@@ -334,9 +331,6 @@ class Quiet:
         self.passed_calls += count if self.by_signal is Signal.CALL_END else 0
         usage = steps.usage.read(count)
         passed = self._passed(are_begins_known)
-        if are_begins_known:  # else the time between steps is a usual share of the iteration
-            for each in passed:
-                steps.slow_gaps.add(each.number, each.before_ns - each.data_ns, each.dur_ns)
         dur_ns = before_ns = 0
         for row in rows_of(passed):
             steps.loop.add((

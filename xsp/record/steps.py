@@ -25,7 +25,6 @@ from xsp.record.overhead import Account
 from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, SETTLE, Schedule, Turn
-from xsp.record.slowgaps import SlowGaps
 from xsp.record.storing import Storing
 from xsp.record.threads import Threads
 from xsp.record.window import Planned, Window, can_open
@@ -52,7 +51,6 @@ class Steps:
         self.loop = Loop()
         self.usage = Usage()
         self.between = Between()
-        self.slow_gaps = SlowGaps()
         self.open: Step | None = None
         self.threads = Threads()
         self.beside: deque[EndedStep] = deque()
@@ -181,17 +179,9 @@ class Steps:
         """Choose the turn of the step after a stretch, which held no lock, at its end."""
         if self.lock.acquire(blocking=False):
             try:
-                if not self._seek():
-                    self._plan()
+                self._plan()
             finally:
                 self.lock.release()
-
-    def _seek(self) -> bool:
-        """Trace the gap that begins, after an unrecorded step, if slow gaps are sought; return whether it is traced."""
-        if not self.threads.is_one or self.quiet.leaves_no_gap or not self.slow_gaps.begin_seeking(self.step_count):
-            return False
-        self.between.begin(is_sought=True)
-        return self.between.is_sought
 
     def _plan(self) -> None:
         """Choose the turn of the next step, at the end of the last one, and open its window if it will be recorded."""
@@ -233,9 +223,8 @@ class Steps:
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.is_bare and step.is_steady and not self.quiet.is_short
         self.quiet.count_step(turn.is_bare, dur_ns, step.waited_ns, kind, samples)
-        is_disturbed = step.is_disturbed or step.is_after_search
-        steady = UNKNOWN if is_disturbed else int(is_steady)
-        if is_disturbed or not turn.is_bare:
+        steady = UNKNOWN if step.is_disturbed else int(is_steady)
+        if step.is_disturbed or not turn.is_bare:
             self.usage.forget()
         usage = self.usage.read() if turn.is_bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
@@ -245,7 +234,6 @@ class Steps:
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.count_step(turn, kind.number, dur_ns)
-        self.slow_gaps.add(step.number, step.gap_ns, dur_ns)
         beside.add_to_loop(self)
         return batch.size
 
@@ -312,7 +300,6 @@ class Steps:
                 )  # fmt: skip
         finally:
             try:
-                is_sought = step.turn.is_bare and self._seek()
                 if not step.turn.is_bare:
                     self.between.begin()
                 self.continued_ns = clock.monotonic_ns()
@@ -320,9 +307,9 @@ class Steps:
                     self.last_recorded = step.number, self.continued_ns
                 self.after_ns = self.continued_ns - step.end_ns
                 self.threads.go_on(step.thread, self.continued_ns)
-                if step.turn.is_bare and not is_sought:
+                if step.turn.is_bare:
                     self.quiet.begin()
-                if is_counted and step.turn.is_bare and not is_sought:  # else lines are traced until the next step
+                if is_counted and step.turn.is_bare:  # else lines are traced until the next step
                     self._plan()
             finally:
                 self.lock.release()
