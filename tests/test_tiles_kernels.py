@@ -73,6 +73,7 @@ def test_rates_are_taken_by_the_clock_of_a_device(
 
     standin.install(tmp_path, monkeypatch, watts=500)
     monkeypatch.setattr(energy, "LEAST_NS", 1_000_000)
+    monkeypatch.setattr(energy, "LEAST_UPDATES", 200)
     monkeypatch.setattr(energy, "POLL_NS", 50_000)
     monkeypatch.setattr(gpu_tiles, "LENGTHS", (16, 256))
     columns = tuple("elements sums share torch scans share2 torch2 error peak".split())

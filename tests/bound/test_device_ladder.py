@@ -198,7 +198,8 @@ def test_the_ladder_of_recorded_timings_meets_the_kernels_of_the_step(
     assert found.rungs["as_run"].sequential / kernels_ns == pytest.approx(alone, abs=0.006)
     if replayed is None:
         assert found.rungs["replayed"].sequential is None
-        assert "xsp bench MODEL" in found.absent["replayed"]
+        source = ":".join(name.split("-")[:2])
+        assert f"xsp bench {source} --device cuda" in found.absent["replayed"]
     else:
         assert found.rungs["replayed"].sequential / kernels_ns == pytest.approx(replayed, abs=0.006)
     assert {Rung.CEILING, Rung.FUSED, Rung.ISSUED, Rung.MEASURED} <= {*found.ladder}

@@ -257,7 +257,10 @@ def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
         assert "lost with it: w. The host's weights are served as before" in said
         assert f"end the attached processes ({os.getpid()}), then end the store" in said
         assert said.count("lost with it") == 1
-        with pytest.raises(ShareError, match=r"store of the device is ending|does not serve cuda:0"):
+        # the last: it took the connection just before it stopped to
+        with pytest.raises(
+            ShareError, match=r"store of the device is ending|does not serve cuda:0|store ended before it answered"
+        ):
             attach_weights(other, there.folder)
         assert client.attach(other, there.folder).tensors, "the host's store goes on"
         assert not fakecuda.has_ended(keeper), "it has a client"
