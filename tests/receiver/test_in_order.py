@@ -17,6 +17,7 @@ from xsp import rundir, semconv, table
 from xsp.correlate.evidence import correlate
 from xsp.errors import TraceError, UsageError
 from xsp.importers.otlp import OtlpSpan, ScopeSpans
+from xsp.ingest import received
 from xsp.receiver import journal
 from xsp.receiver.journal import RunWriter
 from xsp.record.loop import LoggedStep, Loop, Status
@@ -58,6 +59,23 @@ def waiting(run: Path) -> Path:
 
 def test_a_run_with_spans_that_wait_loads_with_its_loop(tmp_path: Path) -> None:
     assert len(xsp.load(waiting(tmp_path / "run")).loop) == 40
+
+
+def test_a_run_that_is_put_in_order_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, query_of = waiting(tmp_path), received._arrived_query
+
+    def overtaken(*arguments: Any) -> str:
+        query = query_of(*arguments)
+        monkeypatch.undo()
+        received.put_in_order(run, run)
+        return query
+
+    monkeypatch.setattr(received, "_arrived_query", overtaken)
+    found = xsp.load(run).sql("SELECT count(*) FROM spans").fetchall()
+    assert found == xsp.load(run).sql("SELECT count(*) FROM spans").fetchall() != [(0,)]
+    assert not rundir.has_waiting_spans(run)
 
 
 def test_of_a_run_with_spans_that_wait_a_kind_of_step_can_be_chosen(tmp_path: Path) -> None:

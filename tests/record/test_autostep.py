@@ -32,8 +32,8 @@ class Program:
         self.net = torch.nn.Linear(4, 4)
 
     def loss(self) -> Any:
-        """Return a loss, after a forward pass of at least two milliseconds."""
-        time.sleep(0.002)
+        """Return a loss, after a forward pass that is longer than what a busy machine does between two steps."""
+        time.sleep(0.02)
         return (torch.ones(2, 4) @ self.weight).sum()
 
     def plain(self) -> None:
@@ -95,11 +95,11 @@ def test_calls_that_passed_unseen_are_no_prefix_of_a_training_step() -> None:
 @pytest.mark.parametrize("of", ["plain", "with_criterion"])
 def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
     trace = recorded(tmp_path / "run", [getattr(Program(), of)] * 40)
-    ((shortest_ns, between_ns),) = trace.sql(  # one pause between two steps may be long on a busy machine
-        "SELECT min(dur_ns), quantile_cont(before_ns - dur_ns, 0.9) FROM loop WHERE step > 1 AND status = 'ok'"
+    ((shortest_ns, most_between_ns),) = trace.sql(
+        "SELECT min(dur_ns), max(before_ns - dur_ns) FROM loop WHERE step > 1 AND status = 'ok'"
     ).fetchall()
-    assert shortest_ns >= 2_000_000
-    assert between_ns < 0
+    assert shortest_ns >= 20_000_000
+    assert most_between_ns < 0
     assert sum(kinds_of(trace).values()) == 40
     assert any("without calling a module" in note["text"] for note in trace.run["notes"])
     assert not any("never closed" in note["text"] for note in trace.run["notes"])

@@ -49,7 +49,7 @@ COLD_CALLS = 5
 """Calls after cold caches of a block on an accelerator, beside those in the state of its spec."""
 
 Report = Callable[[int, Timing], None]
-"""Callback with the index of a spec and its timing, as soon as the timing is known."""
+"""Callback with the index of a spec and its timing, as soon as it is known; again with what is measured beside it."""
 
 
 Mark = Callable[[int], None]

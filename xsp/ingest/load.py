@@ -71,7 +71,10 @@ def load(
         from xsp.ingest import received
 
         folder = atomic.temporary_folder()
-        received.put_in_order(location, Path(folder.name), finished=False)
+        try:
+            received.put_in_order(location, Path(folder.name), finished=False)
+        except received.OvertakenError:
+            return load(path, skip_damaged=skip_damaged, trace_id=trace_id, kind=kind)
         return _load_temporary(folder, Path(folder.name), kind)
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:

@@ -17,6 +17,10 @@ from xsp.run import Received, Run
 from xsp.schema import COLUMNS, Kind, Level
 
 
+class OvertakenError(TraceError):
+    """Another process put the spans in order while this one read them; they can be read again."""
+
+
 def put_in_order(
     run: Path,
     out: Path,
@@ -36,11 +40,12 @@ def put_in_order(
         The run, updated.
 
     Raises:
-        TraceError: the received files are damaged.
+        TraceError: the received files are damaged; `OvertakenError`: another process put them in order meanwhile.
         OutputError: the disk cannot be written.
     """
     content = rundir.read_run(run)
-    rundir.check_inside(run, [*rundir.segments(run), *(run / rundir.INBOX).glob("*.parquet")])
+    read = [*rundir.segments(run), *(run / rundir.INBOX).glob("*.parquet")]
+    rundir.check_inside(run, read)
     (out / rundir.STEPS).mkdir(parents=True, exist_ok=True)
     files = sorted((run / rundir.INBOX).glob("*.parquet"))
     with atomic.temporary_folder() as folder:
@@ -51,7 +56,8 @@ def put_in_order(
             duplicates = deduplicate(con)
             updated = write(con, _received_job(content, duplicates), out, finished, previous=run)
         except duckdb.Error as error:
-            raise TraceError(f"{run / rundir.INBOX}: damaged ({str(error).splitlines()[0]})") from error
+            kind = TraceError if all(file.exists() for file in read) else OvertakenError
+            raise kind(f"{run / rundir.INBOX}: damaged ({str(error).splitlines()[0]})") from error
         finally:
             con.close()
     if out == run:
