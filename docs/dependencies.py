@@ -67,6 +67,7 @@ WHY = {
     "mypy": "types",
     "opentelemetry-instrumentation-fastapi": "a traced service to test with",
     "pytest": "tests",
+    "pytest-timeout": "a test that hangs fails by its name",
     "pytest-xdist": "tests in several processes",
     "pytorch-lightning": "Lightning, in the tests of ordinary programs",
     "pyyaml": "manifests are YAML",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from xsp.errors import causes
+
 ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
@@ -278,3 +280,45 @@ def test_no_module_compares_the_kind_of_a_device_by_name() -> None:
         if kinds.search(path.read_text(encoding="utf-8")) and path.parent.name != "device"
     }
     assert comparing == set()
+
+
+def test_causes_of_an_error_that_form_a_circle_end() -> None:
+    first, second, third = ValueError(), OSError(), KeyError()
+    first.__cause__, second.__cause__, third.__cause__ = second, third, second
+    assert list(causes(first)) == [first, second, third]
+    second.__cause__ = second
+    assert list(causes(second)) == [second]
+
+
+def test_only_one_function_follows_the_causes_of_an_error() -> None:
+    """Each loop of its own over `__cause__` is one that may have no end."""
+    following = {
+        str(path.relative_to(ROOT))
+        for package in ("xsp", "collectors")
+        for path in sources(package)
+        for loop in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(loop, ast.While)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign) and "__cause__" in ast.unparse(node.value)
+    }
+    assert following == {"xsp/errors.py", "xsp/otlp/transport.py"}, "OTLP clients hide causes in arguments, too"
+
+
+def test_no_error_is_raised_from_itself() -> None:
+    raised = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in ("xsp", "collectors")
+        for path in sources(package)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and may_be(node.exc, node.cause.id)
+    ]
+    assert raised == []
+
+
+def may_be(value: ast.expr | None, name: str) -> bool:
+    """Return whether an expression may be the object of a name."""
+    if isinstance(value, ast.IfExp):
+        return may_be(value.body, name) or may_be(value.orelse, name)
+    if isinstance(value, ast.BoolOp):
+        return any(may_be(each, name) for each in value.values)
+    return isinstance(value, ast.Name) and value.id == name

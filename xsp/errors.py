@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -53,6 +53,16 @@ def first_line(error: BaseException) -> str:
 def first_sentence(error: BaseException) -> str:
     """Return the first sentence of an error's message without its full stop; the name of its type if it is empty."""
     return (str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__).rstrip(".")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from, outermost first, each once: they may form a circle."""
+    visited: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in visited:
+        visited.add(id(current))
+        yield current
+        current = current.__cause__
 
 
 class XspError(Exception):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from xsp.device import devices
 from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
-from xsp.errors import ManifestError, XspError, first_line
+from xsp.errors import ManifestError, XspError, causes, first_line
 from xsp.evaluate.manifest import Hardware
 
 WITHOUT = ("", "none")
@@ -59,14 +59,14 @@ def remedy(device: Device | None, error: BaseException, smaller: str = "a smalle
         error: what the model raised, or an error that this caused.
         smaller: what to give if its memory is too small.
     """
-    cause: BaseException | None = error
-    while device is not None and cause is not None:
+    if device is None:
+        return ""
+    for cause in causes(error):
         fault = device.fault(cause)
         if fault is Fault.OUT_OF_MEMORY:
             return f"; {device.id} has too little memory free: give {smaller}, or end what else uses it"
         if fault is Fault.LOST:
             return f"; {device.id} is lost for this process: run it again once the device answers (xsp doctor)"
-        cause = cause.__cause__
     return ""
 
 

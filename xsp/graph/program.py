@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import models
-from xsp.errors import GraphError, ModelError, first_line
+from xsp.errors import GraphError, ModelError, causes, first_line
 from xsp.graph import captured
 from xsp.graph.node import Graph, Problem, Role, Source
 from xsp.models import ModelCall, Settings
@@ -45,9 +45,7 @@ def load(path: Path) -> Graph:
             program = torch.export.load(path)
         except Exception as error:  # errors of archive, schema and unpickler have no common class
             # the original error: torch logs it, and then raises a less specific one
-            root = logged[0] if logged else error
-            while root.__cause__ is not None:
-                root = root.__cause__
+            *_, root = causes(logged[0] if logged else error)
             reason = first_line(root)[:200]
             raise GraphError(
                 f"{path}: torch {torch.__version__} cannot read this program ({reason}); it is damaged, not "

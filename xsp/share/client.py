@@ -147,16 +147,24 @@ def ask(
     if not text:
         raise ShareError(_STORE_ENDED)
     try:
-        answer: Any = json.loads(text)
-        if not isinstance(answer, dict) or answer.pop("protocol", None) != wire.PROTOCOL:
-            raise ShareError(_OTHER_VERSION)
-        if "error" in answer:
-            raise ShareError(str(answer["error"]))
-    except (ValueError, ShareError) as error:
+        return _understood(text), descriptors
+    except ShareError:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise error if isinstance(error, ShareError) else ShareError(_OTHER_VERSION) from error
-    return answer, descriptors
+        raise
+
+
+def _understood(text: bytes) -> dict[str, Any]:
+    """Return a store's answer; an error that it names, and an answer of another version, are errors."""
+    try:
+        answer: Any = json.loads(text)
+    except ValueError as error:
+        raise ShareError(_OTHER_VERSION) from error
+    if not isinstance(answer, dict) or answer.pop("protocol", None) != wire.PROTOCOL:
+        raise ShareError(_OTHER_VERSION)
+    if "error" in answer:
+        raise ShareError(str(answer["error"]))
+    return answer
 
 
 def attach(
