@@ -203,7 +203,8 @@ class PhaseLines(Between):
 
     kind: Count = 0
     phase: str = ""
-    """`forward`, `backward`, `optimizer`; `outside`: in none of them."""
+    """`forward`, `backward`, `optimizer`; `outside`: in none of them. `slow gaps`, of kind 0: gaps between steps far
+    longer than others, and `gaps` is their number."""
 
 
 @dataclass(frozen=True, eq=False)

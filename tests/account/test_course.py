@@ -108,6 +108,29 @@ FAST, LONG = (
 )  # fmt: skip
 
 
+def test_a_line_that_ran_in_sought_gaps_only_is_the_place_of_a_save_and_of_its_advice() -> None:
+    before_ms = [20.0 if step % 10 == 9 else 0.1 for step in range(200)]
+    line = {"file": "train.py", "line": 30, "calls": "torch.save", "ns": 80 * MS, "gaps": 4}
+    usual = {"file": "train.py", "line": 31, "calls": "float", "ns": MS, "gaps": 12}
+    run = {
+        "between": {"gaps": 12, "ns": MS, "lines": [usual]},
+        "lines": [{"kind": 0, "phase": "slow gaps", "gaps": 4, "ns": 80 * MS, "lines": [line]}],
+    }
+    trace = trace_with(rows_of([10.0] * 200, before_ms), run=run)
+    assert texts(trace) == [
+        "Each 10th iteration takes 30.0 ms instead of 10.1 ms, between steps, in train.py:30, torch.save: "
+        "2.02 of 12.1 ms (17 %) of the mean iteration."
+    ]
+    (piece,) = advisor.of(trace, only=["between"]).advice
+    assert "in a slow gap, mean of 4" in piece.why[-1]
+    assert piece.do.startswith("write it less often")
+    assert piece.gain.value == pytest.approx(2.02, abs=0.01)
+    # less than that of other work between steps, which every iteration does
+    rare = trace_with(rows_of([10.0] * 200, [ms if ms < 1 else 10.0 for ms in before_ms]), run=run)
+    (piece,) = advisor.of(rare, only=["between"]).advice
+    assert piece.gain.value == pytest.approx(1.0, abs=0.02)
+
+
 def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
     draw = random.Random(2)
     times = [draw.gauss(106 if step % 12 == 5 else 6, 0.2) for step in range(144)]

@@ -129,6 +129,34 @@ def test_nothing_is_left_behind(followed: Between) -> None:
     assert followed.content()["gaps"] == 1
 
 
+def goes_on_for(found: Between, seconds: float, is_sought: bool) -> bool:
+    """Return whether a gap of a time was a slow one."""
+    found.slow.least_ns, found.slow.traced = 10_000_000, 0
+    found.begin(is_sought=is_sought)
+    time.sleep(seconds)
+    found.end()
+    return bool(found.slow.traced)
+
+
+def test_a_sought_gap_counts_if_it_is_slow_and_never_as_one_of_all(followed: Between) -> None:
+    assert not goes_on_for(followed, 0.0, is_sought=True)
+    assert followed.content() is None
+    assert followed.content_of_steps() == []
+    assert goes_on_for(followed, 0.02, is_sought=True)
+    assert followed.is_sought
+    assert followed.content() is None
+    assert not goes_on_for(followed, 0.0, is_sought=False)
+    assert goes_on_for(followed, 0.02, is_sought=False)
+    assert not followed.is_sought
+    (slow,) = followed.content_of_steps()
+    assert (slow["phase"], slow["kind"], slow["gaps"]) == ("slow gaps", 0, 2)
+    assert followed.content()["gaps"] == 2
+    followed.begin_step()  # the step after a sought gap is traced no further
+    goes_on_for(followed, 0.0, is_sought=True)
+    followed.begin_step()
+    assert sys.gettrace() is None
+
+
 class Held:
     pass
 

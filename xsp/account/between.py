@@ -68,6 +68,11 @@ def of_phase(run: Run, kind: int | None, phase: str) -> PhaseLines | None:
     return next((each for each in run.lines if each.phase == name and each.kind == (kind or 0)), None)
 
 
+def of_slow_gaps(run: Run) -> PhaseLines | None:
+    """Return the lines that ran in gaps between steps far longer than others; None if none were traced."""
+    return next((each for each in run.lines if each.phase == names.SLOW_GAPS), None)
+
+
 def main_lines(between: Between | None) -> Lines | None:
     """Return the line with most time, with its neighbours if only together they have half of it; None if unknown.
 

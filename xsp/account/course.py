@@ -14,7 +14,7 @@ import numpy as np
 
 from xsp import frameworks, stats
 from xsp.account import entries as names
-from xsp.account.between import place_of
+from xsp.account.between import of_slow_gaps, place_of
 from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIterations
 from xsp.schema import Kind, Level
 from xsp.store.iterations import UNDISTURBED, WARM_UP_STEPS
@@ -168,8 +168,13 @@ def _what_is_slow(
 def _line(trace: Trace, rank: int, excess_ns: float) -> str | None:
     """Return the line between steps that takes that long when it runs."""
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
-    lines = run.between.lines if run.between is not None else ()
-    fitting = [line for line in lines if line.gaps and line.ns / line.gaps >= MIN_PLACE_SHARE * excess_ns]
+    traced = [each for each in (run.between, of_slow_gaps(run)) if each is not None]
+    fitting = [
+        line
+        for each in traced
+        for line in each.lines
+        if line.gaps and line.ns / line.gaps >= MIN_PLACE_SHARE * excess_ns
+    ]
     line = max(fitting, key=lambda each: each.ns / max(1, each.gaps), default=None)
     return None if line is None else ", ".join(filter(None, place_of(line)))
 

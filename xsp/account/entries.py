@@ -41,6 +41,7 @@ STATES = (WAITING, ISSUING, *OF_COLLECTIVES)
 
 EARLIER, UNEXPLAINED = "launched before the recording", "unexplained"
 STEP, USUAL, SLOW = "step", "usual iterations", "slow iterations"
+SLOW_GAPS = "slow gaps"
 COMPILING, FIRST, OUTSIDE_STEPS = "compiling", "first iterations", "in no step"
 ANEW = "compiling anew"
 COMPILER = "torch's notes of what it compiled"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from xsp import account
 from xsp.account import Entry, Iterations, places
 from xsp.account import entries as names
-from xsp.account.between import Lines, main_lines
+from xsp.account.between import Lines, main_lines, of_slow_gaps
 from xsp.account.entries import (
     BARE,
     BETWEEN,
@@ -104,6 +104,9 @@ BETWEEN_PERCENT = 15.0
 """Minimum percentage of an iteration for work between steps to be worth a line; logging and clearing gradients take
 less."""
 
+SLOW_BETWEEN_PERCENT = 8.0
+"""The same if slow iterations are most of it and the line in them is known: most iterations do without that line."""
+
 
 @question("between", "What does the loop do between its steps?", number="Q4")
 def between(context: AdviceContext) -> Iterator[Advice]:
@@ -117,7 +120,9 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         return
     entry, main = part
     ms, share = entry.ms or 0.0, main.percent(entry.ms) or 0.0
-    if ms < calls.LEAST_MS or share < BETWEEN_PERCENT:
+    slow = _slow(context, BETWEEN)
+    least_percent = SLOW_BETWEEN_PERCENT if slow is not None and slow.cost.place else BETWEEN_PERCENT
+    if ms < calls.LEAST_MS or share < least_percent:
         return
     whole = ms_text(main.time.ms)
     text = f"{ms_text(ms)} of an iteration of {whole} pass between steps, not counting waits for data"
@@ -127,7 +132,7 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     largest = _largest_part(entry)
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
-    lines, *evidence = _main_lines(context, main.rank, ms) or (None,)
+    lines, *evidence = _main_lines(context, main.rank, ms, slow) or (None,)
     do = (
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
@@ -165,13 +170,14 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "torch.optim with fused=True, or torch._foreach_add_ and the like, update all parameters in one call; else "
             + do
         )
+    gain = _gain(entry) if slow is None or not slow.cost.place else _gain(entry).limit(slow.cost.ms or 0.0)
     yield Advice(
         "between",
         text,
         (),
-        _gain(entry),
+        gain,
         True,
-        share,
+        main.percent(gain.value) or 0.0,
         (f"{main.count - main.recorded} iterations that ran without recording", *evidence),
         do,
         entry=BETWEEN,
@@ -255,23 +261,30 @@ MIN_SEEN_SHARE = 0.3
 """Minimum time of all lines between steps where they were seen, as a share of the mean time, for one to be cited."""
 
 
-def _main_lines(context: AdviceContext, rank: int, between_ms: float) -> tuple[Lines, str] | None:
+def _main_lines(
+    context: AdviceContext, rank: int, between_ms: float, slow: SlowIterations | None
+) -> tuple[Lines, str] | None:
     """Return the lines with most of the time between steps, and the evidence; None if none has most, or none is known.
 
     Lines are seen after recorded steps. Where the time between steps grows, all of them took less then than on average.
+    If slow iterations are most of that time, their lines count, if any of these gaps was traced.
     """
     run = next((each for each in context.required_trace.run.rank_runs if (each.rank or 0) == rank), None)
-    lines = main_lines(run.between) if run is not None else None
-    if lines is None or run is None or run.between is None:
+    if run is None:
         return None
-    gaps = run.between.gaps
+    of_slow = of_slow_gaps(run) if slow is not None else None
+    traced, when = (run.between, "after a recorded step") if of_slow is None else (of_slow, "in a slow gap")
+    lines = main_lines(traced)
+    if lines is None or traced is None:
+        return None
+    gaps = traced.gaps
     ms, seen_ms = lines.ns / gaps / 1e6, lines.all_ns / gaps / 1e6
     if ms < MIN_LINE_SHARE * seen_ms or seen_ms < MIN_SEEN_SHARE * between_ms:
         return None
     place = ", ".join(filter(None, (lines.place, lines.calls)))
     # a part is never more than its whole: on a busy machine these few gaps may be longer than the mean
     of_ms = max(seen_ms, between_ms) if ms >= MIN_LINE_SHARE * between_ms else seen_ms
-    return lines, f"{ms:.3g} of {of_ms:.3g} ms at {place}, after a recorded step, mean of {gaps}"
+    return lines, f"{ms:.3g} of {of_ms:.3g} ms at {place}, {when}, mean of {gaps}"
 
 
 _REMEDIES_OF_CALLS = (
@@ -422,12 +435,16 @@ def uneven(context: AdviceContext) -> Iterator[Advice]:
 
 def exception(context: AdviceContext, part: str) -> str:
     """Return the clause that slow iterations are most of a part of an iteration, with their period; empty if not."""
+    slow = _slow(context, part)
+    return "" if slow is None else f": {_times(slow)}{f' ({slow.cost.place})' if slow.cost.place else ''}"
+
+
+def _slow(context: AdviceContext, part: str) -> SlowIterations | None:
+    """Return the slow iterations that are most of a part of an iteration; None if none are."""
     main = account.of(context.required_trace).job
     slow = next((each for each in main.course.slow if each.part == part), None) if main and main.course else None
     entry = main.host[part] if main is not None else None
-    if slow is None or entry is None or (slow.cost.ms or 0.0) < (entry.ms or 0.0) / 2:
-        return ""
-    return f": {_times(slow)}{f' ({slow.cost.place})' if slow.cost.place else ''}"
+    return None if slow is None or entry is None or (slow.cost.ms or 0.0) < (entry.ms or 0.0) / 2 else slow
 
 
 def _times(slow: SlowIterations) -> str:

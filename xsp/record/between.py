@@ -5,8 +5,9 @@ collector records it; of Python code inside a step, collectors record no line. S
 a recorded step ends are traced line by line (`sys.settrace`); time in a callee counts for the calling line. Of
 functions of the program itself, neither of packages nor of the standard library, the line that takes most of it is
 noted beside. The step after a recorded one counts as disturbed anyway, so figures of the loop are without the cost of
-tracing as soon as there are enough other steps. Its lines count for the phase that runs (forward, backward, optimizer),
-or for none of them. Steps below 3 ms are not traced: that would multiply their time.
+tracing as soon as there are enough other steps; gaps far longer than others are also sought after unrecorded steps, see
+`xsp.record.slowgaps`, whose next step then counts as disturbed. Its lines count for the phase that runs (forward,
+backward, optimizer), or for none of them. Steps below 3 ms are not traced: that would multiply their time.
 
 Nothing is traced if another tracer is active: a debugger, or coverage.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 from xsp import clock
 from xsp.collector import Signal
+from xsp.record.slowgaps import SlowGaps
 from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
 MOST_GAPS = 64
@@ -77,8 +79,8 @@ def _is_of_program(frame: FrameType) -> bool:
     return is_file and not _is_of_package(path) and not _is_own(frame)
 
 
-BETWEEN, OUTSIDE = "between", "outside"
-"""Names of the time between steps, and of the time of a step in none of its phases."""
+BETWEEN, OUTSIDE, SLOW = "between", "outside", "slow gaps"
+"""Names of the time between steps, of the time of a step in none of its phases, and of gaps far longer than others."""
 
 _BEGINS = {Signal.CALL_BEGIN: "forward", Signal.BACKWARD_BEGIN: "backward", Signal.OPTIMIZER_BEGIN: "optimizer"}
 _ENDS = {Signal.CALL_END: "forward", Signal.BACKWARD_END: "backward", Signal.OPTIMIZER_END: "optimizer"}
@@ -94,6 +96,11 @@ class _Times:
 
         self.inner: dict[_Line, dict[_Line, int]] = {}
         """For each line the nanoseconds of lines inside the program's functions that it calls."""
+
+    @property
+    def ns(self) -> int:
+        """The time of all lines, known or not."""
+        return self.unknown_ns + sum(ns for ns, _ in self.lines.values())
 
     def add_line(self, line: _Line | None, ns: int) -> None:
         """Add time of a line; None if it is unknown."""
@@ -179,6 +186,7 @@ class Between:
     """The time that each line of the program takes between its steps, and in the phases of steps."""
 
     def __init__(self) -> None:
+        self.slow = SlowGaps()
         self._totals: dict[tuple[int, str], _Times] = {}
         """Times by kind of step and phase; between steps, of kind 0."""
 
@@ -192,7 +200,7 @@ class Between:
         self._phases: list[tuple[str, int]] = []
         """Phases that run, outermost first, each with the number of functions that were traced when it began."""
 
-        self._is_in_step = self._is_followed = False
+        self._is_in_step = self._is_followed = self.is_sought = False
         self._frames: list[FrameType] = []
         self._thread: int | None = None
         self._line: _Line | None = None
@@ -202,17 +210,32 @@ class Between:
         self._inner_since_ns = 0
         self._are_of_program: dict[CodeType, bool] = {}
 
-    def begin(self) -> None:
-        """Trace the frames that are on the stack from now on, until the next step, except frames of xsp."""
-        if self._thread is None and self._gaps < MOST_GAPS:
+    def begin(self, is_sought: bool = False) -> None:
+        """Trace the frames that are on the stack from now on, until the next step, except frames of xsp.
+
+        Args:
+            is_sought: whether the gap is one after an unrecorded step that may be slow.
+        """
+        self.is_sought = False
+        if self._thread is None and (is_sought or self._gaps < MOST_GAPS):
             self._begin(BETWEEN)
+            self.is_sought = is_sought and self._thread is not None
 
     def end(self) -> None:
-        """Stop tracing, and add up the times of this gap."""
+        """Stop tracing, and add up the times of this gap; sought ones are no sample of all, so only slow ones count."""
         self.end_step()  # of a program that ends in it
-        self._is_followed = self._thread == threading.get_ident()
-        if self._thread is not None:
-            self._end()
+        self._is_followed = self._thread == threading.get_ident() and not self.is_sought
+        if self._thread is None:
+            self.is_sought = False
+            return
+        self._end()
+        gap = self._parts.get(BETWEEN, _Times())
+        if 0 < self.slow.least_ns <= gap.ns:
+            self.slow.traced += 1
+            self._totals.setdefault((0, SLOW), _Times()).add(gap)
+        if self.is_sought:
+            self._parts = {}
+        else:
             self._gaps += 1
             self._add_up(0)
 

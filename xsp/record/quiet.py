@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Outline, Signal
+from xsp.record.between import Between
 from xsp.record.blocks import Blocks
 from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds, StepKind
@@ -82,6 +83,7 @@ class StepsBetween(Protocol):
     blocks: Blocks
     collecting: Collecting
     kinds: Kinds
+    between: Between
     loop: Loop
     outline: Outline
     schedule: Schedule
@@ -220,8 +222,9 @@ class Quiet:
             most_ns, count = MOST_NS, UNKNOWN_STEPS
         else:
             most_ns, count = max(ROW_NS, FEWEST_STEPS * self._usual_ns), MOST_STEPS
-        count = min(count, round(most_ns / self._usual_ns), self._counted_steps)
-        return (count if due_steps is None else min(count, due_steps)), most_ns
+        sought_steps = self._steps.between.slow.steps_until_due(self._steps.step_count)
+        known = [steps for steps in (due_steps, sought_steps) if steps is not None]
+        return min(count, round(most_ns / self._usual_ns), self._counted_steps, *known), most_ns
 
     def _usual_words(self) -> Set[tuple[Any, ...]]:
         """Return the words of all kinds whose steps can be counted in a stretch."""
@@ -331,6 +334,9 @@ class Quiet:
         self.passed_calls += count if self.by_signal is Signal.CALL_END else 0
         usage = steps.usage.read(count)
         passed = self._passed(are_begins_known)
+        if are_begins_known and self._usual_ns >= SHORT_NS:  # else a gap is a usual share, or too short to be traced
+            for each in passed:
+                steps.between.slow.add(each.number, each.before_ns - each.data_ns, each.dur_ns)
         dur_ns = before_ns = 0
         for row in rows_of(passed):
             steps.loop.add((

@@ -40,6 +40,9 @@ class Step:
     is_disturbed = False
     """Whether another step is being stored when it begins."""
 
+    is_after_search = False
+    """Whether the gap before it was traced although the step before was not recorded."""
+
     awaits_work = False
     """Whether it began where the last one ended, and nothing yet shows that the program runs another step."""
 
@@ -111,6 +114,7 @@ class Step:
             wait_ns = steps.storing.poll()
             entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
             self.is_disturbed = steps.storing.is_underway
+            self.is_after_search = steps.between.is_sought
             self.is_steady = steps.schedule.is_steady
             # before the outline is cleared: from here on no other thread writes to it
             steps.thread = steps.outline.thread = thread

@@ -179,9 +179,17 @@ class Steps:
         """Choose the turn of the step after a stretch, which held no lock, at its end."""
         if self.lock.acquire(blocking=False):
             try:
-                self._plan()
+                if not self._seek():
+                    self._plan()
             finally:
                 self.lock.release()
+
+    def _seek(self) -> bool:
+        """Trace the gap that begins, after an unrecorded step, if slow gaps are sought; return whether it is traced."""
+        if not self.threads.is_one or self.quiet.leaves_no_gap or not self.between.slow.begin_seeking(self.step_count):
+            return False
+        self.between.begin(is_sought=True)
+        return self.between.is_sought
 
     def _plan(self) -> None:
         """Choose the turn of the next step, at the end of the last one, and open its window if it will be recorded."""
@@ -223,8 +231,9 @@ class Steps:
         samples = batch.size if batch.size is not None else UNKNOWN
         is_steady = turn.is_bare and step.is_steady and not self.quiet.is_short
         self.quiet.count_step(turn.is_bare, dur_ns, step.waited_ns, kind, samples)
-        steady = UNKNOWN if step.is_disturbed else int(is_steady)
-        if step.is_disturbed or not turn.is_bare:
+        is_disturbed = step.is_disturbed or step.is_after_search
+        steady = UNKNOWN if is_disturbed else int(is_steady)
+        if is_disturbed or not turn.is_bare:
             self.usage.forget()
         usage = self.usage.read() if turn.is_bare else (UNKNOWN, UNKNOWN)
         self.loop.add((
@@ -234,6 +243,9 @@ class Steps:
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.count_step(turn, kind.number, dur_ns)
+        was_traced = step.number == self.last_recorded[0] + 1  # and so its gap took longer
+        if not was_traced and not self.quiet.is_short:  # tracing would multiply the time of a short one
+            self.between.slow.add(step.number, step.gap_ns, dur_ns)
         beside.add_to_loop(self)
         return batch.size
 
@@ -300,6 +312,7 @@ class Steps:
                 )  # fmt: skip
         finally:
             try:
+                is_sought = step.turn.is_bare and self._seek()
                 if not step.turn.is_bare:
                     self.between.begin()
                 self.continued_ns = clock.monotonic_ns()
@@ -307,9 +320,9 @@ class Steps:
                     self.last_recorded = step.number, self.continued_ns
                 self.after_ns = self.continued_ns - step.end_ns
                 self.threads.go_on(step.thread, self.continued_ns)
-                if step.turn.is_bare:
+                if step.turn.is_bare and not is_sought:
                     self.quiet.begin()
-                if is_counted and step.turn.is_bare:  # else lines are traced until the next step
+                if is_counted and step.turn.is_bare and not is_sought:  # else lines are traced until the next step
                     self._plan()
             finally:
                 self.lock.release()
