@@ -131,6 +131,43 @@ def test_a_line_that_ran_in_sought_gaps_only_is_the_place_of_a_save_and_of_its_a
     assert piece.gain.value == pytest.approx(1.0, abs=0.02)
 
 
+def test_a_line_that_runs_in_some_steps_only_is_what_slow_ones_do_besides() -> None:
+    draw = random.Random(3)
+    times = [draw.gauss(404 if step % 6 == 5 else 47, 1) for step in range(240)]
+    rare = {"file": "train.py", "line": 14, "calls": "torch.linalg.inv", "ns": 640 * MS, "gaps": 2}
+    usual = {"file": "train.py", "line": 12, "calls": "loss.backward", "ns": 4000 * MS, "gaps": 12}
+    small = {"file": "train.py", "line": 15, "calls": "print", "ns": MS, "gaps": 1}
+    phase = {"kind": 0, "phase": "outside", "gaps": 12, "ns": 4641 * MS, "lines": [usual, rare, small]}
+    trace = trace_with(rows_of(times), run={"lines": [phase]})
+    (text,) = texts(trace)
+    assert text.startswith("Each 6th iteration takes 404 ms instead of 47.")
+    assert "in its step, in train.py:14, torch.linalg.inv: " in text
+    (piece,) = advisor.of(trace, only=["uneven"]).advice
+    assert piece.do == "train.py:14, torch.linalg.inv runs in them only: do it less often, or with less work"
+    trace = trace_with(rows_of(times), run={"lines": [{**phase, "lines": [usual, small]}]})
+    (text,) = texts(trace)
+    assert "in its step: " in text
+    (piece,) = advisor.of(trace, only=["uneven"]).advice
+    assert piece.do.startswith("see what differs in its step: longer inputs")
+
+
+def noise(times: Sequence[float]) -> list[str]:
+    """Return what is said of the machine about steps of these times, of which twenty were recorded."""
+    chosen = range(20, 40)
+    rows = rows_of(times)
+    for step in chosen:
+        rows[step]["rung"] = int(Level.MODEL)
+    recorded = (f"step s{step} {step * 10**5}-{step * 10**5 + 1000 * times[step]} step={step}" for step in chosen)
+    return [each.text for each in health(trace_with(rows, "\n".join(recorded))) if each.subject == "noise"]
+
+
+def test_other_programs_are_no_cause_of_what_the_program_does_in_each_fifth_step() -> None:
+    draw = random.Random(4)
+    assert noise([draw.gauss(90 if step % 5 == 0 else 30, 0.5) for step in range(200)]) == []
+    (text,) = noise([draw.gauss(30, 0.5) * (3 if draw.random() < 0.2 else 1) for step in range(200)])
+    assert text.endswith("did other programs use the machine?")
+
+
 def test_a_slow_module_is_named_if_a_slow_iteration_was_recorded() -> None:
     draw = random.Random(2)
     times = [draw.gauss(106 if step % 12 == 5 else 6, 0.2) for step in range(144)]

@@ -92,12 +92,18 @@ def _slow(trace: Trace, rank: int, kind: int | None, rows: Mapping[str, Any], ti
     for part in (StratifiedTime.STEP, StratifiedTime.BEFORE):
         own = [each for each in strata(trace.con, part) if (each.rank, each.kind) == (rank, kind)]
         if len(own) > 1:
-            found += _slow_of_part(trace, rank, rows, part, own, time)
+            found += _slow_of_part(trace, rank, kind, rows, part, own, time)
     return sorted(found, key=lambda each: -(each.cost.ms or 0.0))
 
 
 def _slow_of_part(
-    trace: Trace, rank: int, rows: Mapping[str, Any], part: StratifiedTime, own: Sequence[Any], time: Entry
+    trace: Trace,
+    rank: int,
+    kind: int | None,
+    rows: Mapping[str, Any],
+    part: StratifiedTime,
+    own: Sequence[Any],
+    time: Entry,
 ) -> list[SlowIterations]:
     single = (rows["steps"] == 1) & (rows["step"] >= WARM_UP_STEPS)
     # what a step takes longer while xsp stores another one, or right after it, is not the program's
@@ -132,11 +138,13 @@ def _slow_of_part(
         steps = sorted(int(step) for step in rows["step"][is_slow])
         usual_steps = {int(step) for step in rows["step"][single & ~is_slow]}
         name, place = _what_is_slow(trace, rank, part, rows, is_slow, steps, usual_steps, excess_ns)
+        line = None if place is not None or name == names.DATA else _line(trace, rank, kind, part, excess_ns)
+        place = place or line
         entry = Entry(f"{names.SLOW}: {name}", min(cost_ms, time.ms), "all iterations", place=place, place_ms=cost_ms)
         found.append(
             SlowIterations(
                 name, count, int(single.sum()), period_of(steps), (usual_iteration_ns + excess_ns) / 1e6,
-                usual_iteration_ns / 1e6, entry, tuple(steps[:MOST_STEPS]),
+                usual_iteration_ns / 1e6, entry, tuple(steps[:MOST_STEPS]), line is not None,
             )
         )  # fmt: skip
     return found
@@ -161,21 +169,23 @@ def _what_is_slow(
         data = rows["data_ns"]
         if float(data[is_slow].mean() - np.median(data[~is_slow])) >= MIN_PLACE_SHARE * excess_ns:
             return names.DATA, None
-        return names.BETWEEN, _line(trace, rank, excess_ns)
+        return names.BETWEEN, None
     return _slowest_difference(trace, rank, steps, usual_steps, excess_ns)
 
 
-def _line(trace: Trace, rank: int, excess_ns: float) -> str | None:
-    """Return the line between steps that takes that long when it runs."""
+def _line(trace: Trace, rank: int, kind: int | None, part: StratifiedTime, excess_ns: float) -> str | None:
+    """Return the line between steps, or inside steps, that takes that long when it runs.
+
+    A line that runs in each traced step is not what slow ones do besides: its mean is that of all steps.
+    """
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
-    traced = [each for each in (run.between, of_slow_gaps(run)) if each is not None]
-    fitting = [
-        line
-        for each in traced
-        for line in each.lines
-        if line.gaps and line.ns / line.gaps >= MIN_PLACE_SHARE * excess_ns
-    ]
-    line = max(fitting, key=lambda each: each.ns / max(1, each.gaps), default=None)
+    if part is StratifiedTime.BEFORE:
+        lines = [line for each in (run.between, of_slow_gaps(run)) if each is not None for line in each.lines]
+    else:
+        phases = [each for each in run.lines if each.kind == (kind or 0) and each.phase != names.SLOW_GAPS]
+        lines = [line for each in phases for line in each.lines if line.gaps < each.gaps]
+    fitting = [line for line in lines if line.gaps and line.ns / line.gaps >= MIN_PLACE_SHARE * excess_ns]
+    line = max(fitting, key=lambda each: each.ns / each.gaps, default=None)
     return None if line is None else ", ".join(filter(None, place_of(line)))
 
 

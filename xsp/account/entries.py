@@ -166,6 +166,9 @@ class SlowIterations:
     steps: tuple[int, ...] = ()
     """Numbers of the first ones."""
 
+    is_line: bool = False
+    """Whether the place is a line of the program that runs only in some iterations, and is what they do besides."""
+
 
 @dataclass(frozen=True)
 class FirstIterations:

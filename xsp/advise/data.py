@@ -416,7 +416,8 @@ def uneven(context: AdviceContext) -> Iterator[Advice]:
         ms = slow.cost.ms or 0.0
         if 100 * ms < LEAST_PERCENT * main.time.ms or slow.part in (names.DATA, names.BETWEEN):
             continue
-        where = f"{slow.part}{f', in {slow.cost.place}' if slow.cost.place else ''}"
+        part = "its step" if slow.part == names.STEP else slow.part
+        where = f"{part}{f', in {slow.cost.place}' if slow.cost.place else ''}"
         # other programs of the machine delay steps, too; they have no period, and no place in the program
         is_programs = slow.period is not None or slow.cost.place is not None
         yield Advice(
@@ -427,7 +428,9 @@ def uneven(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * ms / main.time.ms,
             (f"iterations {', '.join(map(str, slow.steps[:5]))}{' …' * (len(slow.steps) > 5)}",),
-            ("" if is_programs else "run it again on an otherwise idle machine; if they stay, ")
+            f"{slow.cost.place} runs in them only: do it less often, or with less work"
+            if slow.is_line
+            else ("" if is_programs else "run it again on an otherwise idle machine; if they stay, ")
             + f"see what differs in {where}: longer inputs (sort them by length), a cache that fills, "
             "code compiled anew",
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from xsp import account
 from xsp.health import device as devicehealth
 from xsp.health import headline
 from xsp.health import samples as samplehealth
@@ -193,7 +194,14 @@ def _rungs(trace: Trace) -> list[Finding]:
 
 
 def _spread(trace: Trace) -> list[Finding]:
-    """Return a finding if the 90th percentile of steps is far above the median."""
+    """Return a finding if the 90th percentile of steps is far above the median, and not by what the program does."""
+    main = account.of(trace).job
+    if (
+        main is not None
+        and main.course is not None
+        and any(slow.period or slow.cost.place for slow in main.course.slow)
+    ):
+        return []
     rows = trace.con.execute(
         f"SELECT median_ns, p90_ns FROM merged WHERE kind = '{Kind.STEP}' AND p90_ns > {1 + MIN_P90_EXCESS} * median_ns"
     ).fetchall()
