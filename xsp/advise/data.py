@@ -88,15 +88,29 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         True,
         share,
         (f"{main.count - main.recorded} iterations that ran without recording", f"{share:.0f} % of an iteration"),
-        "persistent_workers=True, if these are the first batches of epochs: each of them starts all workers anew; else "
-        "more workers, or less work for each sample"
-        if slow and start_anew
-        else "give the loader more workers, or less work for each sample"
-        if has_workers
-        else "DataLoader(..., num_workers=2, persistent_workers=True): load in the background",
+        _loading(main, bool(slow), bool(has_workers), bool(start_anew)),
         None,
         None if has_workers else "num_workers=2",
         entry=DATA,
+    )
+
+
+def _loading(main: Iterations, is_mostly_slow: bool, has_workers: bool, start_anew: bool) -> str:
+    """Return what to do about waits for data: of few slow iterations, of all of them, or of both."""
+    if not has_workers:
+        return "DataLoader(..., num_workers=2, persistent_workers=True): load in the background"
+    more = "more workers, or less work for each sample"
+    slow_ms = next((each.cost.ms for each in main.course.slow if each.part == DATA), None) if main.course else None
+    if not start_anew or slow_ms is None:
+        return f"give the loader {more}"
+    if is_mostly_slow:
+        return (
+            "persistent_workers=True, if these are the first batches of epochs: each of them starts all workers anew; "
+            f"else {more}"
+        )
+    return (
+        f"give the loader {more}; persistent_workers=True, if the {ms_text(slow_ms)} of slow iterations are the first "
+        "batches of epochs: each of them starts all workers anew"
     )
 
 
