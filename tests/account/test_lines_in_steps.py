@@ -115,10 +115,13 @@ def test_a_loss_of_many_operators_has_its_line_and_its_remedy_and_is_no_report()
     assert advice_of(a_model, "loss") == []
 
 
-LOSS_IN_FORWARD = FOCAL.replace("forward Net       0-3000", """forward Net       0-5000
+LOSS_IN_FORWARD = FOCAL.replace(
+    "forward Net       0-3000",
+    """forward Net       0-5000
     module Net         0-5000
     module Linear      0-3000
-    op aten::addmm    0-3000 sequence_nr=0 input_shapes=[[4000],[256,4000],[4000,4000],[],[]]""")
+    op aten::addmm    0-3000 sequence_nr=0 input_shapes=[[4000],[256,4000],[4000,4000],[],[]]""",
+)
 
 
 def test_a_loss_inside_a_model_is_found_after_its_last_product() -> None:
