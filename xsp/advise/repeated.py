@@ -40,7 +40,7 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
             continue
         yield Advice(
             "repeated",
-            f"{name} ({group[0].type}) is called {_times(len(group))} in a step with tensors that it was given before",
+            f"{_label(group[0])} is called {_times(len(group))} in a step with tensors that it was given before",
             (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
             calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             False,
@@ -99,6 +99,10 @@ def _repeats(context: AdviceContext) -> Iterator[HostCall]:
         ):
             end = call.end_ns
             yield call
+
+
+def _label(call: HostCall) -> str:
+    return call.name if call.type in (None, call.name) else f"{call.name} ({call.type})"
 
 
 def _times(count: int) -> str:
