@@ -109,8 +109,8 @@ DESCRIPTION_KEYS = {
     "recorded (texts, devices); numbers that are not finite are text; absent if all are null",
     PARAMETERS: "of a module call: its hyper-parameters (`extra_repr`), the first 200 characters, without secrets",
     OUTPUTS: "of a module call: shapes of the tensors that it returned",
-    INPUT_TENSORS: "of a module call inside another: a number for each input tensor, equal within a step for the same "
-    "tensor with the same content; writes to tensors of inference mode are not detected",
+    INPUT_TENSORS: "of a module call inside another, or with tensors alone: a number for each input tensor, equal "
+    "within a step for the same tensor with the same content; writes in inference mode are not detected",
     OUTPUT_TENSORS: "of a module call: these numbers for the tensors that it returned",
     TRAINABLE: "of a module call: bytes of the module's parameters that take a gradient, its children's included; "
     "absent if it has no parameters",

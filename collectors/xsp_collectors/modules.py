@@ -29,7 +29,16 @@ from xsp.schema import INPUT_TENSORS, OUTPUT_TENSORS, OUTPUTS, PADDING, PARAMETE
 from xsp.subjects import is_empty_module
 from xsp_collectors import language
 from xsp_collectors.cuda import devices
-from xsp_collectors.tensors import Numbers, Sketch, describe, first_shape, sketch, sketch_of, tensor_bytes
+from xsp_collectors.tensors import (
+    Numbers,
+    Sketch,
+    are_tensors,
+    describe,
+    first_shape,
+    sketch,
+    sketch_of,
+    tensor_bytes,
+)
 
 _OFF, _INSIDE, _WATCH, _WATCH_ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range(8)
 # _INSIDE: the program's only thread is in an outermost call, and inner calls are not needed
@@ -338,7 +347,9 @@ def _wrap(
             inputs = begin(self, thread, args, kwargs)
             if inputs is False:  # a model that is called in it is outermost
                 return call(*args, **kwargs)
-            padding = language.padding(args, kwargs) if mode == _DESCRIBE else None
+            if mode == _DESCRIBE:
+                padding = language.padding(args, kwargs)
+                input_numbers = numbers.of((args, kwargs)) if are_tensors(args, kwargs) else ()
         elif mode <= _OUTERMOST:
             return call(*args, **kwargs)
         elif mode == _DESCRIBE:

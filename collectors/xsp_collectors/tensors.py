@@ -90,6 +90,11 @@ class Numbers:
         self._entries.clear()
 
 
+def are_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether all arguments are tensors or None, so that their `Numbers` tell whether two calls are the same."""
+    return all(value is None or isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+
+
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
     """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none.
 

@@ -115,6 +115,33 @@ def test_a_loss_of_many_operators_has_its_line_and_its_remedy_and_is_no_report()
     assert advice_of(a_model, "loss") == []
 
 
+LOSS_IN_FORWARD = FOCAL.replace(
+    "forward Net       0-3000",
+    """forward Net       0-5000
+    module Net         0-5000
+    module Linear      0-3000
+    op aten::addmm    0-3000 sequence_nr=0 input_shapes=[[4000],[256,4000],[4000,4000],[],[]]""",
+)
+
+
+def test_a_loss_inside_a_model_is_found_after_its_last_product() -> None:
+    trace = trained(LOSS_IN_FORWARD, 10)
+    (piece,) = advice_of(trace, "loss")
+    assert piece.what.startswith("a loss is composed of 5 operators on tensors of 256×4000 in Net: with their ")
+    assert "torch.compile of the function in Net" in piece.do
+    assert piece.gain.value == pytest.approx(3.5 - 0.8)
+    before_a_product = trained(LOSS_IN_FORWARD.replace("4700-5000 seq", "4650-4700 seq").replace(
+        "    backward b", "    op aten::addmm    4700-5000 sequence_nr=6 input_shapes=[[10],[256,4000],[4000,10]]\n"
+        "    backward b"), 10)  # fmt: skip
+    assert advice_of(before_a_product, "loss") == []
+
+
+def test_a_loss_after_a_product_outside_modules_is_one_too() -> None:
+    product = "    op aten::mm       3000-3100 sequence_nr=0 input_shapes=[[256,64],[64,4000]]\n    op aten::softmax "
+    trace = trained(FOCAL.replace("    op aten::softmax ", product), 10)
+    assert [piece.question for piece in advice_of(trace, "loss")] == ["loss"]
+
+
 def test_lines_of_steps_of_other_kinds_are_not_named() -> None:
     trace = trained(STATISTICS, 10, lines=[phase("outside", line_of(20, "item"), kind=3)])
     assert "train.py" not in limit(account.of(trace))

@@ -335,6 +335,38 @@ def test_a_module_with_the_same_inputs_is_a_repeat() -> None:
     assert not piece.at_most
 
 
+ANCHORS = """
+    step s            0-10000
+    forward Net       0-1000
+    module Net        0-1000    type=Net input_shapes=[[64,256]] attributes={"input_tensors":[0]}
+    op aten::linear   10-990    sequence_nr=1 input_shapes=[[64,256],[8,256],[8]]
+    forward Net       1000-2000
+    module Net        1000-2000 type=Net input_shapes=[[64,256]] attributes={"input_tensors":[1]}
+    op aten::linear   1010-1990 sequence_nr=2 input_shapes=[[64,256],[8,256],[8]]
+    forward Net       2000-3000
+    module Net        2000-3000 type=Net input_shapes=[[64,256]] attributes={"input_tensors":[0]}
+    op aten::linear   2010-2990 sequence_nr=3 input_shapes=[[64,256],[8,256],[8]]
+    forward Net       3000-4000
+    module Net        3000-4000 type=Net input_shapes=[[64,256]] attributes={"input_tensors":[1]}
+    op aten::linear   3010-3990 sequence_nr=4 input_shapes=[[64,256],[8,256],[8]]
+    backward b        4000-9000
+    op AddmmBackward0 4000-5000 sequence_nr=4
+    op AddmmBackward0 5000-6000 sequence_nr=3
+    op AddmmBackward0 6000-7000 sequence_nr=2
+    op AddmmBackward0 7000-8000 sequence_nr=1
+"""
+
+
+def test_a_whole_model_that_gets_two_tensors_twice_each_is_two_repeats_with_their_gradients() -> None:
+    (piece,) = advice_of(ANCHORS, "repeated")
+    assert piece.what == "Net is called 2 times in a step with tensors that it was given before"
+    assert piece.gain.value == pytest.approx(4.0)
+
+
+def test_a_call_without_gradients_replaces_none_with_them() -> None:
+    assert advice_of(ANCHORS.replace(" sequence_nr=1", "").replace(" sequence_nr=2", ""), "repeated") == []
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

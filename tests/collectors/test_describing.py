@@ -176,7 +176,20 @@ def test_modules_say_which_of_them_were_given_the_same_tensor():
     found = seen(ModuleCalls(), lambda: Branching()(torch.zeros(2, 3)))
     modules = [attributes for span, attributes in found if span.kind == "module"]
     numbers = [(attributes.get("input_tensors"), attributes.get("output_tensors")) for attributes in modules]
-    assert sorted(numbers, key=str) == sorted([([0], [0]), ([1], [1]), ([2], [2]), (None, [2])], key=str)
+    assert sorted(numbers, key=str) == sorted([([0], [0]), ([1], [1]), ([2], [2]), ([0], [2])], key=str)
+
+
+class Scaling(nn.Module):
+    def forward(self, x: torch.Tensor, factor: float | torch.Tensor | None = None) -> torch.Tensor:
+        return x if factor is None else x * factor
+
+
+@pytest.mark.parametrize(("factor", "numbers"), [(None, [0]), (2.0, None), (torch.ones(2), [0, 1])])
+def test_an_outermost_call_has_numbers_if_tensors_alone_tell_what_it_returns(factor, numbers):
+    ((_, found),) = [
+        each for each in seen(ModuleCalls(), lambda: Scaling()(torch.zeros(2), factor)) if each[0].kind == "module"
+    ]
+    assert found.get("input_tensors") == numbers
 
 
 def test_tensors_of_other_classes_have_no_numbers_and_none_is_kept_alive():

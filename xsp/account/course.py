@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xsp import frameworks, stats
 from xsp.account import entries as names
@@ -314,6 +315,23 @@ MIN_CONCORDANCE = 0.5
 """Least rank correlation (Kendall) of the parts' medians with their order: a single disturbed part is no growth."""
 
 
+MIN_RANK_CERTAINTY = 3.0
+"""Least Mann-Whitney statistic of the last third and the first, in standard deviations without a growth: medians of
+times that take two values, as on a core that another program shares, jump from one to the other without any."""
+
+
+def _rank_certainty(first: NDArray[Any], last: NDArray[Any]) -> float:
+    """Return how far the ranks of `last` lie above those of `first`, in standard deviations of ranks by chance.
+
+    Source: Mann and Whitney, On a test of whether one of two random variables is stochastically larger than the other
+    (1947), by the normal approximation.
+    """
+    ordered = np.sort(first)
+    below = (np.searchsorted(ordered, last, "left") + np.searchsorted(ordered, last, "right")).sum() / 2
+    pairs = len(first) * len(last)
+    return float((below - pairs / 2) / (pairs * (len(first) + len(last) + 1) / 12) ** 0.5)
+
+
 def growth_of(times_ns: Sequence[float], parts_ns: Mapping[str, Sequence[float]] | None = None) -> Growth | None:
     """Return by how much iterations take longer at the end than at the beginning; None if that is not certain.
 
@@ -334,7 +352,12 @@ def growth_of(times_ns: Sequence[float], parts_ns: Mapping[str, Sequence[float]]
     error_ns = 1.25 * spread_ns * (2 / (count / 3)) ** 0.5
     signs = [np.sign(later - earlier) for earlier, later in itertools.combinations(medians, 2)]
     change_ns = last_ns - first_ns
-    is_certain = change_ns >= MIN_CERTAINTY * error_ns and float(np.mean(signs)) >= MIN_CONCORDANCE
+    thirds = np.concatenate(parts[:third]), np.concatenate(parts[-third:])
+    is_certain = (
+        change_ns >= MIN_CERTAINTY * error_ns
+        and float(np.mean(signs)) >= MIN_CONCORDANCE
+        and _rank_certainty(*thirds) >= MIN_RANK_CERTAINTY
+    )
     if not is_certain or change_ns < MIN_GROWTH * first_ns:
         return None
     first, last = slice(bounds[0], bounds[third]), slice(bounds[-1 - third], bounds[-1])

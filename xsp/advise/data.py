@@ -369,7 +369,7 @@ def _is_loss(context: AdviceContext) -> bool:
         for op in calls.outer_ops(context)
         if op.module is None and op.phase is None and (op.parent is None or op.parent.kind != Kind.BACKWARD)
     ]
-    loss_ns = sum(op.ns for op in loss_ops(context))
+    loss_ns = sum(op.ns for op in loss_ops(context) if op.module is None)
     return loss_ns > 0 and loss_ns >= MIN_LINE_SHARE * sum(op.ns for op in outer)
 
 

@@ -119,10 +119,11 @@ LEAST_LOSS_US = 50.0
 
 @question("loss", "Is a loss composed of many operators that each read all values?", number="Q5", shapes=True)
 def loss(context: AdviceContext) -> Iterator[Advice]:
-    """Operators of the step outside modules, on tensors of one size, that have gradients: a loss that is written out.
+    """Operators outside modules, or after the last product before a backward pass, on tensors of one size, that have
+    gradients: a loss that is written out, wherever the program computes it.
 
     Each of them, and its gradient, reads and writes all values, where a fused function does so once: the gain is at
-    most the time of all but the longest in both directions. Products and convolutions are no part of it.
+    most the time of all but the longest in both directions. Products, convolutions and norms are no part of it.
     """
     step_ms = calls.step_ms(context)
     ops = loss_ops(context)
@@ -135,9 +136,7 @@ def loss(context: AdviceContext) -> Iterator[Advice]:
     gain = ms - sum(op.ns for op in longest) / 1e6
     if gain < calls.LEAST_MS or 100 * ms / step_ms < LEAST_LOSS_PERCENT:
         return
-    main = account.of(context.required_trace).job
-    lines = places.lines_of(context.required_trace, main, OUTSIDE) if main is not None else None
-    where = f" at {lines.place}" if lines is not None else ""
+    where = _place_of_loss(context, ops)
     parts = [op for op in all_ops if op not in longest]
     sizes = "×".join(map(str, max((op.first_shape or () for op in ops), key=math.prod)))
     yield Advice(
@@ -150,21 +149,38 @@ def loss(context: AdviceContext) -> Iterator[Advice]:
         100 * gain / step_ms,
         (
             ", ".join(dict.fromkeys(op.stem for op in ops)) + "; each reads and writes all values",
-            "inferred from the gradients of operators outside modules",
+            "inferred from the gradients of operators that no product follows before the backward pass",
         ),
         "a fused function if one computes the same (torch.nn.functional.cross_entropy, also with label_smoothing=…; "
         f"binary_cross_entropy_with_logits), else torch.compile of the function{where}; results differ by rounding",
     )
 
 
+def _place_of_loss(context: AdviceContext, ops: Sequence[HostCall]) -> str:
+    """Return ` in MODULE` or ` at FILE:LINE` for where most of the time of a loss passes; empty if unknown."""
+    ns_by_module: dict[str | None, float] = {}
+    for op in ops:
+        ns_by_module[op.module] = ns_by_module.get(op.module, 0.0) + op.ns
+    module = max(ns_by_module, key=lambda name: ns_by_module[name])
+    if module is not None:
+        return f" in {module}"
+    main = account.of(context.required_trace).job
+    lines = places.lines_of(context.required_trace, main, OUTSIDE) if main is not None else None
+    return f" at {lines.place}" if lines is not None else ""
+
+
 _PRODUCTS = re.compile(
-    r"(\w*mm|\w*matmul|linear|bilinear|einsum|\w*conv\w*|\w*attention\w*|embedding|cdist|svd|linalg_\w+)"
+    r"(\w*mm|\w*matmul|linear|bilinear|einsum|\w*conv\w*|\w*attention\w*|embedding|cdist|svd|linalg_\w+|lstm|gru"
+    r"|rnn_\w+|(\w+_)?(batch|layer|group|instance|rms)_norm)"
 )
 
 
 def loss_ops(context: AdviceContext) -> list[HostCall]:
-    """Return the operators of the step in no module that read all values of the largest tensor among them, if they have
-    gradients; none if products are among them, as where a model is written without modules.
+    """Return the operators of losses: those with gradients that read all values of the largest tensor among them.
+
+    What a model computes ends with a product, a convolution or a norm, so operators between the last of these and a
+    backward pass are a loss, in whatever module they are. So are all operators outside modules if none of them is a
+    product, as of several losses; else they are a model that is written without modules.
 
     Raises:
         AnalysisError: see `xsp.advise.calls.roots`.
@@ -172,16 +188,29 @@ def loss_ops(context: AdviceContext) -> list[HostCall]:
     numbers = {
         node.sequence_nr for call in calls.walk(context) if call.kind == Kind.BACKWARD for node in call.children
     } - {None}
-    outer = [
-        op
-        for op in calls.outer_ops(context)
-        if op.computes and op.module is None and op.phase not in ("backward", "optimizer", "forward")
-        and any(inner.sequence_nr in numbers for inner in op.walk())
-    ]  # fmt: skip
-    if any(_PRODUCTS.fullmatch(op.stem) for op in outer):
-        return []
-    most = max((math.prod(op.first_shape or ()) for op in outer), default=0)
-    return [op for op in outer if op.first_shape is not None and math.prod(op.first_shape) == most]
+    outside: list[HostCall] = []
+    last: list[HostCall] = []
+    since_product: list[HostCall] = []
+    has_products = False
+    for call in calls.walk(context):
+        if call.kind == Kind.BACKWARD:
+            last += since_product
+            since_product = []
+        if not call.is_outer_op or not call.computes or call.phase in ("backward", "optimizer"):
+            continue
+        if not any(inner.sequence_nr in numbers for inner in call.walk()):
+            continue
+        is_outside = call.module is None and call.phase != "forward"
+        if _PRODUCTS.fullmatch(call.stem):
+            since_product = []
+            has_products |= is_outside
+            continue
+        since_product.append(call)
+        if is_outside:
+            outside.append(call)
+    ops = [*dict.fromkeys([*last, *(outside if not has_products else ())])]
+    most = max((math.prod(op.first_shape or ()) for op in ops), default=0)
+    return [op for op in ops if op.first_shape is not None and math.prod(op.first_shape) == most]
 
 
 def _written_functions(parent: HostCall) -> Iterator[tuple[Function, list[HostCall]]]:

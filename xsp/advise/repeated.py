@@ -27,7 +27,8 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
     """A module that was given the same tensors again in one step, and would return the same result.
 
     Describing steps record which tensors are the same (`xsp.schema.INPUT_TENSORS`). Modules that draw random numbers,
-    modules whose inputs may have been written to in between, and recomputation in a backward pass do not count.
+    modules whose inputs may have been written to in between, recomputation in a backward pass, and a call with
+    gradients after or before one without (the question `second-pass`) do not count.
     """
     step_ms = calls.step_ms(context)
     repeats = list(_repeats(context))
@@ -39,14 +40,14 @@ def repeated(context: AdviceContext) -> Iterator[Advice]:
             continue
         yield Advice(
             "repeated",
-            f"{name} ({group[0].type}) is given the same tensors {len(group) + 1} times in a step",
+            f"{_label(group[0])} is called {_times(len(group))} in a step with tensors that it was given before",
             (Place(name, None, tuple(call.span_id for call in group[:MOST_SPANS]), len(group)),),
             calls.interval(ms, calls.interval_factors(context, all_calls)).limit(step_ms),
             False,
             100 * ms / step_ms,
             (
-                f"all but the first call{calls.gradients_text(group, all_calls)} take {ms:.3g} ms; nothing wrote to "
-                "the tensors between them",
+                f"these calls{calls.gradients_text(group, all_calls)} take {ms:.3g} ms; nothing wrote to the tensors "
+                "since the first",
             ),
             "keep the result of the first call and use it again, if the module keeps no state",
         )
@@ -84,6 +85,7 @@ def _repeats(context: AdviceContext) -> Iterator[HostCall]:
     """Yield the calls of modules that repeat an earlier call with the same tensors, none inside another one."""
     ordered_calls = sorted(calls.walk(context), key=lambda call: call.start_ns)
     first_calls: dict[tuple[object, ...], HostCall] = {}
+    numbers = {node.sequence_nr for each in ordered_calls if each.kind == Kind.BACKWARD for node in each.children}
     end = 0
     for call in ordered_calls:
         if call.level != Level.LAYER or not call.input_ids or call.start_ns < end or _is_backward(call):
@@ -92,10 +94,23 @@ def _repeats(context: AdviceContext) -> Iterator[HostCall]:
         if (
             first_call is not call
             and first_call.end_ns <= call.start_ns
+            and _has_gradients(first_call, numbers) == _has_gradients(call, numbers)
             and _is_repeatable(first_call, call, ordered_calls)
         ):
             end = call.end_ns
             yield call
+
+
+def _label(call: HostCall) -> str:
+    return call.name if call.type in (None, call.name) else f"{call.name} ({call.type})"
+
+
+def _times(count: int) -> str:
+    return f"{count} times" if count > 1 else "once more"
+
+
+def _has_gradients(call: HostCall, numbers: set[int | None]) -> bool:
+    return any(op.sequence_nr is not None and op.sequence_nr in numbers for op in call.walk())
 
 
 def _is_repeatable(earlier: HostCall, later: HostCall, ordered_calls: list[HostCall]) -> bool:
