@@ -249,3 +249,28 @@ def test_files_of_timings_from_before_the_later_columns_are_read(tmp_path: Path,
     con.close()
     (found,) = Timings.open(tmp_path / "timings", environment)
     assert found == timing
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"), [("hang", "did not end within 3 s"), ("exit", "ended the process that ran it .exit code 9.")]
+)
+def test_fixed_work_that_hangs_or_ends_its_process_after_blocks_is_named_and_no_block_is_blamed(
+    fault: str, how: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "BESIDE_S", 3.0, raising=False)
+    # once a block is ready; later once it is timed, when what is beside its time is measured, with overwritten caches
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::mm": fault}, after="aten::linear")
+    device, limits = devices.of("standin"), turns.TurnLimits(seconds=3.0)
+    timings = Timings.open(tmp_path / "timings", current_environment(device))
+    (spec,) = (
+        spec
+        for spec, _ in bench.specs(xsp.graph.of(model), environment=timings.environment)
+        if spec.block.op == "aten::linear"
+    )
+    says = f"a matrix product beside the blocks {how}"
+    with pytest.raises(DeviceError, match=f"standin:0 cannot be used: {says}; `xsp doctor` says"):
+        bench.fill([spec], timings, 40, device=device, limits=limits)
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::mm": fault}, after="aten::add_")
+    (timing,) = bench.fill([spec], timings, 40, device=device, limits=limits)
+    assert timing.status is Status.OK
+    assert re.search(says, timing.reason)
