@@ -17,12 +17,13 @@ from madetimings import make_timing  # noqa: E402
 
 import xsp  # noqa: E402
 from xsp import bench, cli  # noqa: E402
-from xsp.bench import plan, steps, turns  # noqa: E402
+from xsp.bench import plan, steps, text, turns  # noqa: E402
 from xsp.bench.environment import current_environment  # noqa: E402
 from xsp.bench.spec import AS_RUN, CacheState, Loss, Status  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.device import devices  # noqa: E402
 from xsp.errors import DeviceError  # noqa: E402
+from xsp.sections import Table  # noqa: E402
 
 MODEL = """
 import torch
@@ -134,9 +135,13 @@ def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
     assert {timing.op: timing.status for timing in timings} == {
         "aten::linear": Status.OK, "aten::relu": Status.OK, "aten::sigmoid": Status.FAILED,
     }  # fmt: skip
-    assert timings.problems == [
-        "standin:0 was lost: standin:0 does not answer; all timings until then are kept"
-    ]  # fmt: skip
+    lost = (
+        "standin:0 was lost: standin:0 does not answer; all timings until then are kept; "
+        "not timed: 1 block (softmax), run it again"
+    )
+    assert (timings.untimed, timings.problems) == ([lost], [])
+    assert text.problems(timings) == (Table(("not timed",), ((lost,),)),)
+    assert text.fill_as_json("net", [], timings, [], 1.0)["problems"] == [lost]
     assert timings.loss == Loss("standin:0", "standin:0 does not answer")
     with pytest.raises(DeviceError, match="standin:0 does not answer"):
         bench.fill(specs, timings, 40, device=device)
