@@ -17,12 +17,13 @@ from madetimings import make_timing  # noqa: E402
 
 import xsp  # noqa: E402
 from xsp import bench, cli  # noqa: E402
-from xsp.bench import plan, steps, turns  # noqa: E402
+from xsp.bench import plan, steps, text, turns  # noqa: E402
 from xsp.bench.environment import current_environment  # noqa: E402
 from xsp.bench.spec import AS_RUN, CacheState, Loss, Status  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.device import devices  # noqa: E402
 from xsp.errors import DeviceError  # noqa: E402
+from xsp.sections import Table  # noqa: E402
 
 MODEL = """
 import torch
@@ -134,9 +135,13 @@ def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
     assert {timing.op: timing.status for timing in timings} == {
         "aten::linear": Status.OK, "aten::relu": Status.OK, "aten::sigmoid": Status.FAILED,
     }  # fmt: skip
-    assert timings.problems == [
-        "standin:0 was lost: standin:0 does not answer; all timings until then are kept"
-    ]  # fmt: skip
+    lost = (
+        "standin:0 was lost: standin:0 does not answer; all timings until then are kept; "
+        "not timed: 1 block (softmax), run it again"
+    )
+    assert (timings.untimed, timings.problems) == ([lost], [])
+    assert text.problems(timings) == (Table(("not timed",), ((lost,),)),)
+    assert text.fill_as_json("net", [], timings, [], 1.0)["problems"] == [lost]
     assert timings.loss == Loss("standin:0", "standin:0 does not answer")
     with pytest.raises(DeviceError, match="standin:0 does not answer"):
         bench.fill(specs, timings, 40, device=device)
@@ -249,3 +254,29 @@ def test_files_of_timings_from_before_the_later_columns_are_read(tmp_path: Path,
     con.close()
     (found,) = Timings.open(tmp_path / "timings", environment)
     assert found == timing
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"), [("hang", "did not end within 10 s"), ("exit", "ended the process that ran it .exit code 9.")]
+)
+def test_fixed_work_that_hangs_or_ends_its_process_after_blocks_is_named_and_no_block_is_blamed(
+    fault: str, how: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "BESIDE_S", 10.0 if fault == "hang" else 60.0, raising=False)
+    monkeypatch.setattr(turns, "MOST_FAULTS_IN_VAIN", 1)
+    # once a block is ready; later once it is timed, when what is beside its time is measured, with overwritten caches
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::mm": fault}, after="aten::linear")
+    device, limits = devices.of("standin"), turns.TurnLimits(seconds=20.0)
+    timings = Timings.open(tmp_path / "timings", current_environment(device))
+    (spec,) = (
+        spec
+        for spec, _ in bench.specs(xsp.graph.of(model), environment=timings.environment)
+        if spec.block.op == "aten::linear"
+    )
+    says = f"a matrix product beside the blocks {how}"
+    with pytest.raises(DeviceError, match=f"standin:0 cannot be used: {says}; `xsp doctor` says"):
+        bench.fill([spec], timings, 120, device=device, limits=limits)
+    standin.install(tmp_path / "site", monkeypatch, faults={"aten::mm": fault}, after="aten::add_")
+    (timing,) = bench.fill([spec], timings, 120, device=device, limits=limits)
+    assert timing.status is Status.OK
+    assert re.search(says, timing.reason)

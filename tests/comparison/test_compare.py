@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import xsp
+from xsp.cli import compare as cli_compare
 from xsp.cli import main
-from xsp.comparison import Comparison, causes, comparable, compare
+from xsp.comparison import Comparison, causes, comparable, compare, rows
 from xsp.comparison.align import align, common_subsequence
 from xsp.comparison.conclusion import conclusion
 from xsp.comparison.evidence import RUNS, STEPS
@@ -387,6 +388,19 @@ def test_a_layer_of_another_type_in_the_same_place_is_one_row_of_memory() -> Non
 def test_steps_that_do_different_work_are_not_explained() -> None:
     message = conclusion(compare(run(NET), run(NET + "    backward backward {fc}-{done}\n")))
     assert message[0] == "The step: cannot tell (the steps do different work)."
+
+
+def test_whether_steps_do_the_same_work_is_not_read_from_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rows, "OTHER_WORK", "different work")
+    a, b = run(NET), run(NET + "    backward backward {fc}-{done}\n")
+    result = compare(a, b)
+    assert (result.has_same_work, compare(a, a).has_same_work) == (False, True)
+    assert conclusion(result)[0] == "The step: different work."
+    assert not result.not_slower_by(1000)
+    assert cli_compare._gate(result, 5.0, None) == 3
+    assert "undecided whether the step is slower by 5 % or more: different work; A has" in capsys.readouterr().err
 
 
 def test_times_are_said_in_a_unit_that_fits_and_as_all_that_was_recorded_where_no_step_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import replace
@@ -307,6 +308,50 @@ def test_the_energy_of_an_input_is_that_of_the_device_while_it_serves(
     assert 0 < part["joules_per_input"] < 100 * (time.monotonic() - begun) / 16
     monkeypatch.setattr(running, "LEAST_ENERGY_NS", 1 << 62)
     assert "joules_per_input" not in measured(), "the counter is updated too seldom for so short a time"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (["no driver"], r"cannot be read \(RuntimeError: no driver\)"),
+        ([5.0, "stand-in error: gone"], r"cannot be read \(RuntimeError: stand-in error: gone\); standin:0 is lost"),
+        ([5.0, 3.0], "went from 5 to 3 J"),
+        ([5.0, float("nan")], "went from 5 to nan J"),
+        ([b"much"], "cannot be read .ValueError: "),
+    ],
+)
+def test_an_energy_counter_that_fails_is_a_hole_with_its_reason(
+    values: list[Any], says: str, board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    import standin
+
+    def read(self: object) -> Any:
+        value = values.pop(0)
+        if isinstance(value, str):
+            raise RuntimeError(value)
+        return value
+
+    standin.install(tmp_path / "site", monkeypatch)
+    monkeypatch.setattr(standin.StandIn, "energy_joules", read)
+    monkeypatch.setattr(running, "LEAST_ENERGY_NS", 1)
+    model = {"name": "path", "source": "micro:path-3"}
+    asked = reading.of_plain({"model": model, "hardware": {"gpu": "any"}, "scenario": {"requests": 4}}).manifest
+    facts, given = replace(FACTS, gpus=(standin.PRODUCT,)), Options(store=board / "store", trusted=True)
+    found = results.read(running.evaluate(asked, board, given, facts, show_nothing))
+    assert "joules_per_input" not in found.parts[0]
+    (note,) = (note for note in found.content["notes"] if note.startswith("no energy"))
+    assert re.search(f"^no energy: the counter of standin:0 {says}", note)
+    assert values == []
+
+
+def test_what_precedes_the_load_has_progress(board: Path) -> None:
+    asked: list[tuple[str, int, int]] = []
+    given = Options(store=board / "store", trusted=True)
+    running.evaluate(manifest(), board, given, FACTS, lambda *said: asked.append(said))
+    stages = list(dict.fromkeys(stage for stage, *_ in asked))
+    assert stages == ["opening", "outputs", "warm-up", "board-online"]
+    assert [said for said in asked if said[0] == "outputs"] == [("outputs", number, 4) for number in range(4)]
 
 
 def test_times_that_a_simulator_says_are_the_latencies(board: Path) -> None:

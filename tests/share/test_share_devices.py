@@ -8,10 +8,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -258,8 +260,11 @@ def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
         assert f"end the attached processes ({os.getpid()}), then end the store" in said
         assert said.count("lost with it") == 1
         # the last: it took the connection just before it stopped to
+        goes_on = "the host's store goes on: end it, and start it with the device: xsp share serve --device 0"
         with pytest.raises(
-            ShareError, match=r"store of the device is ending|does not serve cuda:0|store ended before it answered"
+            ShareError,
+            match=f"store of the device is ending; cuda:0 is lost to it, and {goes_on}|does not serve cuda:0"
+            f"|store of the device ended before it answered; {goes_on}",
         ):
             attach_weights(other, there.folder)
         assert client.attach(other, there.folder).tensors, "the host's store goes on"
@@ -267,6 +272,47 @@ def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
         del held
         gc.collect()
         wait_for(lambda: fakecuda.has_ended(keeper))
+
+
+def test_a_device_store_that_ends_as_a_client_connects_is_told_from_the_host_s(
+    standing: StandIn, tmp_path: Path
+) -> None:
+    from sharing import running_store
+
+    def ends(others: Callable[[], object]) -> None:
+        with listening, listening.accept()[0] as connection:
+            wire.receive(connection)
+            others()
+
+    def asked(ask: Callable[[], object], others: Callable[[], object] = lambda: None) -> str:
+        thread = threading.Thread(target=ends, args=(others,))
+        thread.start()
+        try:
+            with pytest.raises(ShareError) as raised:
+                ask()
+        finally:
+            thread.join()
+        return str(raised.value)
+
+    path = file_of(tmp_path, "a", 7)
+    alone = "the store of the device ended before it answered; the host's store goes on: end it, and start it with the "
+    with running_store(tmp_path / "s") as there:
+        listening = listening_at(there.folder)
+        assert asked(lambda: attach_weights(path, there.folder)) == f"{alone}device: xsp share serve --device 0"
+        listening = listening_at(there.folder)
+        assert asked(lambda: devices.check(there.folder)) == f"{alone}device: xsp share serve --device N"
+        listening = listening_at(there.folder)
+        said = asked(lambda: attach_weights(path, there.folder), there.end)
+        assert said == "the store ended before it answered; start one (xsp share serve) and attach again"
+
+
+def listening_at(folder: Path) -> socket.socket:
+    """Listen where the store of the first device would."""
+    (folder / wire.device_socket(fakecuda.UUID)).unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(str(folder / wire.device_socket(fakecuda.UUID)))
+    listening.listen(1)
+    return listening
 
 
 def test_a_store_without_the_device_says_so(standing: StandIn, tmp_path: Path) -> None:

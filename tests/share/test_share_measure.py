@@ -245,7 +245,7 @@ def test_a_device_that_cannot_be_loaded_onto_is_one_error(
     standin.install(tmp_path / "site", monkeypatch)
     with pytest.raises(DeviceError, match="there is no device standin:4 here"):
         measuring.measure("torchvision:resnet18", device="standin:4")
-    monkeypatch.setenv(standin.VARIABLE, json.dumps({"sharing_obstacle": "standin:0: its memory is its own"}))
+    monkeypatch.setenv(standin.VARIABLE, json.dumps({"sharing_obstacle": "its memory is its own"}))
     with pytest.raises(ShareError, match="standin:0: its memory is its own"):
         measuring.measure("torchvision:resnet18", device="standin:0")
     (tmp_path / "tied.py").write_text(_TIED)

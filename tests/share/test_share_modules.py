@@ -521,3 +521,14 @@ def test_a_damaged_index_is_one_error(text: str, reason: str, there: StoreProces
     assert torch.equal(module[0].weight, before)
     with pytest.raises(ShareError, match="a folder without model"):
         share.attach(module, tmp_path, folder=there.folder)
+
+
+def test_the_reason_of_a_device_is_said_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import standin
+
+    standin.install(tmp_path / "site", monkeypatch, sharing_obstacle="its memory is its own: share on the host")
+    monkeypatch.setattr(standin.StandIn, "torch_name", "meta")
+    with pytest.raises(ShareError, match=r"^device='meta': its memory is its own: share on the host$"):
+        share.attach(small(), tmp_path / "no.safetensors", device="meta", folder=tmp_path / "s")
+    with pytest.raises(ShareError, match=r"^standin:0: its memory is its own: share on the host$"):
+        standin.StandIn(0).sharing()

@@ -3,8 +3,8 @@
 Each operator takes the host `ISSUE_NS`. The device takes `LAUNCH_NS` and a nanosecond for each `BYTES_PER_NS` of its
 results, after all that was issued before in the same stream; the first operator after an overwritten cache takes twice
 as long. A value that is read waits for the device. `XSP_STANDIN` holds, as JSON, how many devices there are, an
-obstacle, the watts that it draws, and faults by operator: `memory`, `lost`, `hang`, and `gone`, after which no process
-finds the device.
+obstacle, the watts that it draws, and faults by operator: `memory`, `lost`, `hang`, `exit`, and `gone`, after which no
+process finds the device. The faults begin after the first call of the operator `after`, if there is one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class StandIn(Accelerator):
         self._streams = {0: 0.0}
         self._stream = 0
         self._is_cold = self._is_lost = self._is_replaying = False
+        self._called: set[str] = set()
 
     @classmethod
     def count(cls) -> int:
@@ -162,7 +163,9 @@ class StandIn(Accelerator):
 
     def check(self, operator: str) -> None:
         """Raise, wait or go as the settings say."""
-        fault = settings().get("faults", {}).get(operator)
+        self._called.add(operator)
+        may_fail = settings().get("after", operator) in self._called
+        fault = settings().get("faults", {}).get(operator) if may_fail else None
         if self._is_lost or fault in ("lost", "gone"):
             self._is_lost = True
             if fault == "gone":
@@ -172,6 +175,8 @@ class StandIn(Accelerator):
             raise RuntimeError("stand-in out of memory: 3 GiB were asked for")
         if fault == "hang":
             time.sleep(600)
+        if fault == "exit":
+            os._exit(9)
 
     def launch(self) -> Callable[[], object]:
         def launched() -> None:

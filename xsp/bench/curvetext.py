@@ -172,7 +172,7 @@ def as_json(
         ],
         "slower_together": [slowdown._asdict() for slowdown in slowdowns(curves)],
         "notes": notes(curves, timings.cores),
-        "problems": list(timings.problems),
+        "problems": timings.remarks,
     }
 
 

@@ -22,6 +22,7 @@ from xsp.graph import work
 from xsp.graph.blocks import LASTING, WEIGHT_BYTES, Block, block, windows
 from xsp.graph.node import Graph, Node, NodeKind, Source
 from xsp.processes import cores
+from xsp.texts import counted, cut
 from xsp.version import __version__
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ SITTING_SIZE = 16
 SECONDS_PER_SPEC = 0.4
 """Approximate seconds to time a spec; if less time is left than a full sitting takes, fewer specs take turns."""
 
+MOST_NAMES = 5
+"""Most operators that are named of blocks that were not timed, with at most `MOST_LETTERS` of each name."""
+
+MOST_LETTERS = 40
 MIN_SECONDS = 1.0
 """Least seconds for timing, however long the worker process took to start."""
 
@@ -272,13 +277,25 @@ def fill(
                 store(turns.sit(sitting, deadline, partial(_report, progress, len(results), total), seed=len(results)))
             if turns.lost:
                 timings.loss = Loss(device.id, turns.lost)
-                timings.problems.insert(0, f"{timings.loss}; all timings until then are kept")
                 break
     if refused_now and not any(timing.key in pairs for timing in results):
         raise DeviceError("; ".join(refused_now))
-    timings.problems += [f"{reason}; what needs it was not timed: run it again" for reason in refused_now]
+    timings.untimed += [f"{reason}; what needs it was not timed: run it again" for reason in refused_now]
+    if timings.loss is not None:
+        done = {timing.key for timing in results}
+        ops = [spec.op for spec in ordered if spec.key in pairs and spec.key not in done]
+        timings.untimed.insert(0, f"{timings.loss}; all timings until then are kept; not timed: {_named(ops)}")
     progress("timed", len(results), total)
     return [timing for timing in results if timing.key in pairs]
+
+
+def _named(ops: Sequence[str]) -> str:
+    """Return how many blocks have these operators, and the first of them."""
+    if not ops:
+        return "nothing else"
+    names = [cut(op.replace("aten::", ""), MOST_LETTERS) for op in dict.fromkeys(ops)]
+    shown = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+    return f"{counted(len(ops), 'block')} ({shown}), run it again"
 
 
 def refusal(spec: Spec) -> str:

@@ -23,6 +23,7 @@ from xsp.bench import torchcalls, variants
 from xsp.bench.inputs import NotTimeable
 from xsp.bench.spec import Spec, Status, Timing, untimed
 from xsp.bench.torchcalls import Prepared
+from xsp.bench.worker import place_beside
 from xsp.device.contract import Device, DeviceLost, Elapsed, Fault
 from xsp.device.processor import Processor
 from xsp.errors import DeviceError, PluginError
@@ -53,7 +54,8 @@ Report = Callable[[int, Timing], None]
 
 
 Mark = Callable[[int], None]
-"""Callback with the index of a spec before it runs, so that a crash can be attributed to it."""
+"""Callback with the index of a spec, or the place of work beside the specs, before it runs: a crash or a hang can be
+attributed to it."""
 
 
 @dataclass
@@ -142,7 +144,8 @@ def sit(
     """
     device = device or Processor()
     deadline = time.perf_counter_ns() + round(seconds * 1e9)
-    canaries = Canaries(device)
+    canaries = Canaries(device, mark)
+    mark(place_beside("an empty call"))
     floor = _empty_call_ns(device)
     seats: list[_Seat] = []
     for index, spec in enumerate(specs):
@@ -358,24 +361,25 @@ def _beside(seat: _Seat, facts: dict[str, Any]) -> None:
 class Canaries:
     """Fixed work whose time should not change: a matrix product, a copy, a convolution."""
 
-    def __init__(self, device: Device | None = None) -> None:
-        self._device = device or Processor()
+    def __init__(self, device: Device, mark: Mark) -> None:
+        self._device, self._mark = device, mark
         place = self._device.torch_name
         matrix, image = torch.ones(256, 256, device=place), torch.ones(1, 32, 56, 56, device=place)
         kernel, source = torch.ones(32, 32, 3, 3, device=place), torch.ones(1 << 20, device=place)
         target = torch.empty_like(source)
-        self._work: list[Callable[[], object]] = [
-            lambda: torch.mm(matrix, matrix),
-            lambda: target.copy_(source),
-            lambda: torch.conv2d(image, kernel, padding=1),
-        ]
+        self._work: dict[str, Callable[[], object]] = {
+            "a matrix product": lambda: torch.mm(matrix, matrix),
+            "a copy": lambda: target.copy_(source),
+            "a convolution": lambda: torch.conv2d(image, kernel, padding=1),
+        }
         self._rounds: list[list[float]] = []
         self.run()
 
     def run(self) -> None:
         """Time each canary once more."""
         with torch.inference_mode():
-            self._rounds.append([self._once(work) for work in self._work])
+            self._rounds.append([self._once(name, work) for name, work in self._work.items()])
+        self._mark(place_beside("other work"))
 
     @property
     def ratio(self) -> float:
@@ -383,6 +387,7 @@ class Canaries:
         drifts: list[float] = [max(times) / min(times) for times in zip(*self._rounds, strict=True)]
         return max(drifts)
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def _once(self, name: str, work: Callable[[], object]) -> float:
+        self._mark(place_beside(name))
         work()
         return float(statistics.median(self._device.timed(work, [()]).ns for _ in range(9)))

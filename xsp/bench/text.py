@@ -160,9 +160,9 @@ def check_document(check: Check) -> Section:
 
 
 def problems(timings: Timings) -> tuple[Part, ...]:
-    """Return the problems of a folder."""
-    found = timings.problems
-    return (Table((f"{len(found)} left out",), tuple((problem,) for problem in found)),) if found else ()
+    """Return what was not timed, and the problems of a folder."""
+    kinds = (("not timed", timings.untimed), (f"{len(timings.problems)} left out", timings.problems))
+    return tuple(Table((title,), tuple((line,) for line in lines)) for title, lines in kinds if lines)
 
 
 # --- plain values ---------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def fill_as_json(
         "timings": [{**figures(timing), "count": count} for timing, count in entries],
         "overheads": [figures(timing) for timing in timings.of(_all_overheads(pairs, timings)).values()],
         "processor_note": timings.environment.processor_note,
-        "problems": list(timings.problems),
+        "problems": timings.remarks,
     }
 
 

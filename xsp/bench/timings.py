@@ -75,11 +75,19 @@ class Timings:
         self.problems: list[str] = []
         """Rows, parts and descriptions that were left out, with the reasons."""
 
+        self.untimed: list[str] = []
+        """What was not timed although it was asked for, with the reasons: a device was lost or could not be had."""
+
         self.loss: Loss | None = None
         """The device, if it was lost while timings were taken."""
 
         self._by_key: dict[str, Timing] = {}
         self._borrowed: dict[str, Timing] = {}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was not timed, then what was left out, with the reasons."""
+        return [*self.untimed, *self.problems]
 
     @classmethod
     def open(

@@ -19,7 +19,7 @@ from typing import Any
 
 from xsp import processes
 from xsp.bench.spec import Spec, Status, Timing, slowdown_text, untimed
-from xsp.bench.worker import CELL, LEAST_KNOWN_BYTES, LOST
+from xsp.bench.worker import BESIDE, CELL, LEAST_KNOWN_BYTES, LOST
 from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
 from xsp.errors import BenchError, DeviceError
@@ -29,6 +29,9 @@ _CODE = processes.call_code("xsp.bench.worker", "work")
 
 START_S = 60.0
 """Seconds to wait for a process to import torch."""
+
+BESIDE_S = 60.0
+"""Seconds for one piece of the work beside the specs, the first of which load libraries."""
 
 GRACE_S = 3.0
 """Seconds after the end of a sitting for the running spec to end."""
@@ -208,14 +211,32 @@ class Turns:
                 if is_new:
                     report(specs[index], offset + len(by_index))
             elif ended or self._is_late(deadline):
+                self._find_fault_beside(process)
                 return by_index, None
+
+    def _find_fault_beside(self, process: processes.WorkerProcess) -> None:
+        """Note work beside the specs that hangs, or ended the process, as a fault for which no spec is to blame."""
+        place, since = CELL.unpack(self._cell[:])
+        if place >= 0 or since == 0:
+            return
+        if not process.has_ended():
+            if time.monotonic() - since / 1e9 <= BESIDE_S:
+                return  # the budget is over
+            what = f"did not end within {BESIDE_S:g} s"
+        else:
+            code = process.end()
+            if code == LOST or BESIDE[-1 - place] == "other work":  # not what was called: see `_handle_crash`
+                return
+            what = f"ended the process that ran it ({processes.exit_description(code)})"
+        self._fault, self._fault_reason = Fault.LOST.value, f"{BESIDE[-1 - place]} beside the blocks {what}"
+        self._note = self._fault_reason
 
     def _is_late(self, deadline: float) -> bool:
         index, since = CELL.unpack(self._cell[:])
         now = time.monotonic()
         if since == 0:  # it has not read the request
             return now > max(deadline, self._requested_at + START_S)
-        limit = self.limits.seconds if index >= 0 else START_S
+        limit = self.limits.seconds if index >= 0 else BESIDE_S
         return now - since / 1e9 > limit or now > deadline + max(GRACE_S, self.limits.seconds)
 
     def _handle_crash(self, specs: Sequence[Spec], answers: dict[int, Timing]) -> Timing | None:

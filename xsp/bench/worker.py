@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from xsp.device.contract import Device
 
 CELL = struct.Struct("qq")
-"""Place of the running spec, and the start of its run in nanoseconds of the monotonic clock."""
+"""Place of the running spec, and the start of its run in nanoseconds of the monotonic clock.
+
+A place below 0 is that of work beside the specs, see `BESIDE`.
+"""
+
+BESIDE = ("other work", "an empty call", "a matrix product", "a copy", "a convolution")
+"""What runs beside the specs; the place of the first is -1, that of the next -2."""
+
+
+def place_beside(work: str) -> int:
+    """Return the place in the cell of work beside the specs."""
+    return -1 - BESIDE.index(work)
+
 
 LOST = 3
 """Exit code of a worker whose device is lost to it."""
@@ -64,7 +76,7 @@ def work(parent: int, threads: int, cell: int, limit_bytes: int, answers: int) -
         memory = {"memory_bytes": limit_bytes, "rotated_bytes": device.rotated_bytes()}
         questions.answer({"ready": True, **memory})
         for request in questions:
-            mark(-1)
+            mark(place_beside("other work"))
             try:
                 _sit(request, mark, questions.answer, limit_bytes, device)
             except DeviceLost:

@@ -178,7 +178,7 @@ def of(
         best: Cover | str = cover(graph, stored, most, conditions=conditions)
     except GraphError as error:
         best = str(error)
-    problems += stored.problems[:3]
+    problems += stored.remarks[:3]
     if run is None and stored.environment.processor_note:
         problems.append(stored.environment.processor_note)
     return Curve(graph, conditions.threads, None if step is None else step.ns, tuple(points), best, tuple(problems))

@@ -233,7 +233,7 @@ def of(
         },
         problems=(
             *(f"{problem.where}: {problem.reason}" for problem in longest.problems),
-            *(stored.problems[:3] if stored is not None else ()),
+            *(stored.remarks[:3] if stored is not None else ()),
             *_processor_note(stored if device is None else None),
         ),
     )

@@ -349,7 +349,7 @@ def _compact(args: argparse.Namespace, timings: Timings, seconds: float) -> tupl
     message = f"{len(timings):,} timings of this machine are now in one file; they were in {parts}"
     if parts and not timings:
         message = f"the {parts} files of this machine are unchanged: none of their timings is valid"
-    content = {"timings": len(timings), "parts": parts, "problems": list(timings.problems)}
+    content = {"timings": len(timings), "parts": parts, "problems": timings.remarks}
     return Section(message, text.problems(timings)), content
 
 
@@ -358,7 +358,7 @@ def _export(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 
     count = timings.export(args.export)
     message = f"{count:,} timings written to {args.export}; on another machine: xsp bench --import FILE"
-    return Section(message, text.problems(timings)), {"exported": count, "problems": list(timings.problems)}
+    return Section(message, text.problems(timings)), {"exported": count, "problems": timings.remarks}
 
 
 def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple[Section, Any]:
@@ -366,7 +366,7 @@ def _import(args: argparse.Namespace, timings: Timings, seconds: float) -> tuple
 
     count, environments = timings.import_file(args.import_)
     message = f"{count:,} timings of {environments} environments were added to {timings.folder}"
-    content = {"imported": count, "environments": environments, "problems": list(timings.problems)}
+    content = {"imported": count, "environments": environments, "problems": timings.remarks}
     return Section(message, text.problems(timings)), content
 
 

@@ -278,7 +278,7 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
     from xsp.comparison.conclusion import MORE_RUNS
 
     step = comparison.step
-    if step.low_percent is None or step.high_percent is None or step.verdict.startswith("cannot tell"):
+    if step.low_percent is None or step.high_percent is None or not comparison.has_same_work:
         result = f"{step.verdict}; A has {step.a_steps or 0} timed steps, B {step.b_steps or 0}"
     else:
         result = f"{step.change_percent:+.1f} % ({step.low_percent:+.1f} to {step.high_percent:+.1f})"

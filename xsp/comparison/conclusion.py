@@ -15,7 +15,7 @@ from xsp.comparison.evidence import (
     START_SPREAD,
     USUAL_TURNS,
 )
-from xsp.comparison.rows import OTHER_WORK, Comparison
+from xsp.comparison.rows import Comparison
 
 MORE_RUNS = (
     f"xsp compare --turns {USUAL_TURNS} 'python before.py' 'python after.py' runs both in turns until the result is "
@@ -27,7 +27,7 @@ def conclusion(comparison: Comparison) -> list[str]:
     """Return the sentences, most important first: the change and its causes, its certainty, the details."""
     step = comparison.step
     sentences = [_change(comparison), _certainty(comparison)]
-    if step.verdict != OTHER_WORK:
+    if comparison.has_same_work:
         sentences += _other_devices(comparison)
         sentences += [*causes.on_device(comparison), *causes.layers(comparison)]
     if _is_pair(comparison):
@@ -54,7 +54,7 @@ def _change(comparison: Comparison) -> str:
     verdict = next((row.verdict for row in comparison.section("loop")), comparison.step.verdict)
     times = causes.both_ms(total.a_ms, total.b_ms)
     change = f"{causes.more_or_less(total.change_ms)} {causes.figure_unit(comparison)} ({times})"
-    if verdict == OTHER_WORK or comparison.step.a_ms is None or comparison.step.b_ms is None:
+    if not comparison.has_same_work or comparison.step.a_ms is None or comparison.step.b_ms is None:
         return ""
     is_large = abs(total.change_ms) >= NEGLIGIBLE * total.a_ms
     if verdict in causes.CHANGED or (is_large and verdict != NO_EVIDENCE):
@@ -89,7 +89,7 @@ def _joined(change: str, cause: str) -> str:
 
 def _certainty(comparison: Comparison) -> str:
     step = comparison.step
-    if None in (step.low_percent, step.high_percent, step.change_percent) or step.verdict == OTHER_WORK:
+    if None in (step.low_percent, step.high_percent, step.change_percent) or not comparison.has_same_work:
         return f"The step: {step.verdict}."
     interval = f"{step.low_percent:+.1f} to {step.high_percent:+.1f}"
     change = f"{step.change_percent:+.1f} % ({interval}; {_repeats_text(comparison)})"

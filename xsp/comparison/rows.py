@@ -94,6 +94,8 @@ class Comparison:
     rows: list[ComparedRow] = field(repr=False)
     """Rows of the sections step, loop, phase, idle, launch, kernel class, operator on device, call, layer, layer on
     device, kernel, operator and memory, in this order."""
+    has_same_work: bool
+    """Whether the steps of both sides do the same work; otherwise no verdict on them is possible."""
 
     @property
     def step(self) -> ComparedRow:
@@ -119,7 +121,7 @@ class Comparison:
         was faster. Changes below 1 % do not count. If neither this nor `slower_by` holds, the answer is unknown.
         """
         step = self.step
-        if step.high_percent is None or step.verdict == OTHER_WORK:
+        if step.high_percent is None or not self.has_same_work:
             return False
         upper_percent = (100 + step.high_percent) * (1 + self.repeats.start_spread) - 100
         return upper_percent < max(percent, 100 * NEGLIGIBLE) or step.verdict in (FASTER, FASTER_HERE)
@@ -190,7 +192,7 @@ def compare(a: Trace | Sequence[Trace], b: Trace | Sequence[Trace], *, turns: in
             change_mib=new - old if old is not None and new is not None else None, verdict=_size_verdict(old, new))
         for name, kind, old, new in memory(runs_a, runs_b)
     ]  # fmt: skip
-    return Comparison(_names(runs_a), _names(runs_b), len(runs_a), len(runs_b), repeats, changes, rows)
+    return Comparison(_names(runs_a), _names(runs_b), len(runs_a), len(runs_b), repeats, changes, rows, is_comparable)
 
 
 def _names(runs: Sequence[Trace]) -> str:

@@ -317,8 +317,11 @@ class Device(ABC):
         return None
 
     def sharing_obstacle(self) -> str:
-        """Return why `xsp share` cannot keep weights on it for several processes; empty if it can."""
-        return f"{self.id}: {SHARED_ON}"
+        """Return why `xsp share` cannot keep weights on it for several processes; empty if it can.
+
+        The text does not begin with the device: an error has its name as the user gave it.
+        """
+        return SHARED_ON
 
     def sharing(self) -> SharingDevice:
         """Return the device as one whose memory processes share, without torch, if this kind `shares`.
@@ -326,7 +329,7 @@ class Device(ABC):
         Raises:
             ShareError: there is no such device, or its memory cannot be shared.
         """
-        raise ShareError(self.sharing_obstacle() or f"{self.id}: {SHARED_ON}")
+        raise ShareError(f"{self.id}: {self.sharing_obstacle() or SHARED_ON}")
 
     def shared(self, memory: Any) -> Any:
         """Return memory of another process, opened in this one, as a tensor of bytes, which keeps it open.
@@ -334,7 +337,7 @@ class Device(ABC):
         Args:
             memory: has `address` on the device and `nbytes`.
         """
-        raise NotImplementedError(self.sharing_obstacle())
+        raise NotImplementedError(f"{self.id}: {self.sharing_obstacle() or SHARED_ON}")
 
     # --- what it is -----------------------------------------------------------------------------------------
 

@@ -279,7 +279,7 @@ class Cuda(Accelerator):
         """Return whether torch knows CUDA; whether the driver shares memory shows when it is opened."""
         import torch
 
-        return "" if torch.version.cuda else f"{self.id}: this PyTorch ({torch.__version__}) is built without CUDA"
+        return "" if torch.version.cuda else f"this PyTorch ({torch.__version__}) is built without CUDA"
 
     def sharing(self) -> SharingDevice:
         """Return the device as the driver has it."""

@@ -88,6 +88,39 @@ def opening(device: Device) -> Iterator[None]:
         raise ManifestError(f"{reason}{said}") from error
 
 
+class EnergyCounter:
+    """The energy counter of a device, whose failure is a hole in the result with a note, and ends no evaluation."""
+
+    def __init__(self, device: Device | None) -> None:
+        """Take the device whose counter is read; None for none."""
+        self._device = device
+        self.note = ""
+        """Why it cannot be read, as a note for the result; empty if it can. It is not read again."""
+
+    def joules(self) -> float | None:
+        """Return what the device has used since some moment in the past; None if that is unknown."""
+        if self._device is None or self.note:
+            return None
+        try:
+            value = self._device.energy_joules()
+            return None if value is None else float(value)
+        except Exception as error:
+            said = f"{type(error).__name__}: {first_line(error)}"
+            self.note = f"no energy: the counter of {self._device.id} cannot be read ({said})"
+            self.note += remedy(self._device, error)
+            return None
+
+    def since(self, before: float | None) -> float | None:
+        """Return what the device has used since a value of `joules`; None if that is unknown."""
+        now = None if before is None else self.joules()
+        if now is None or before is None or self._device is None:
+            return None
+        if not now >= before:  # a number that is none, too
+            self.note = f"no energy: the counter of {self._device.id} went from {before:g} to {now:g} J"
+            return None
+        return now - before
+
+
 def device_of(hardware: Hardware) -> Device:
     """Return the device of a manifest: the first that it allows.
 

@@ -165,6 +165,7 @@ def _evaluate_predictions(
             *prepared.samples.notes,
             *([f"the outputs are constant, so comparing them is meaningless: {explanation}"] if explanation else []),
             *_search_notes(measurements.search_result),
+            *measurements.notes,
             *extra_notes,
         ]
         content = {
@@ -247,7 +248,7 @@ def check(manifest: Manifest, folder: Path, options: Options, facts: Facts, prog
             generator.first()
         return []
     with _opened(manifest, folder, options, progress) as prepared:
-        _outputs(prepared)
+        _outputs(prepared, progress)
         total = len(prepared.samples) if prepared.samples.labels else len(prepared.raw)
         every_sample = replace(prepared, raw=prepared.samples)
         for number in range(total):
@@ -327,17 +328,21 @@ class _Measurements:
     search_result: search.SearchResult | None
     used: dict[int, RequestUsage]
     circumstances: dict[str, Any]
+    notes: list[str]
+    """What was to be measured and could not be, with the reasons."""
 
 
 def _measure(manifest: Manifest, folder: Path, prepared: PreparedModel, progress: Progress) -> _Measurements:
     """Compute the first outputs and the accuracy, then apply the load."""
-    outputs, first_answer = _outputs(prepared)
+    outputs, first_answer = _outputs(prepared, progress)
     accuracy = _accuracy(manifest, prepared, progress)
     is_simulated = first_answer.took_ns is not None
+    counter = requested.EnergyCounter(None if is_simulated else requested.device_of(manifest.hardware))
     watch = contention.Watch()
-    parts, search_result, used = _measure_parts(manifest, folder, prepared, is_simulated, progress)
+    parts, search_result, used = _measure_parts(manifest, folder, prepared, is_simulated, counter, progress)
     circumstances = {**environment.circumstances(), **watch.changes()}
-    return _Measurements(outputs, accuracy, is_simulated, parts, search_result, used, circumstances)
+    notes = [counter.note] if counter.note else []
+    return _Measurements(outputs, accuracy, is_simulated, parts, search_result, used, circumstances, notes)
 
 
 def _measured_content(prepared: PreparedModel, measurements: _Measurements) -> dict[str, Any]:
@@ -397,13 +402,17 @@ def _inputs(scenario: Scenario, batch: int) -> int:
     return scenario.streams if scenario.kind == "multi-stream" else batch
 
 
-def _outputs(prepared: PreparedModel) -> tuple[dict[str, Array], Answer]:
+def _outputs(prepared: PreparedModel, progress: Progress) -> tuple[dict[str, Array], Answer]:
     """Return the outputs for the first samples, one by one, up to a limit of bytes, and the first answer.
 
     Raises:
         ManifestError: the answers have different numbers of outputs.
     """
-    answers = [prepared.predict(prepared.batch(number, 1)) for number in range(min(len(prepared.raw), MOST_OUTPUTS))]
+    answers: list[Answer] = []
+    count = min(len(prepared.raw), MOST_OUTPUTS)
+    for number in range(count):
+        progress("outputs", number, count)
+        answers.append(prepared.predict(prepared.batch(number, 1)))
     counts = sorted({len(answer.outputs) for answer in answers})
     if len(counts) > 1:
         raise ManifestError(f"model: the number of outputs differs between samples: {counts[0]} and {counts[-1]}")
@@ -437,15 +446,15 @@ def _accuracy(manifest: Manifest, prepared: PreparedModel, progress: Progress) -
 
 
 def _measure_parts(
-    manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, progress: Progress
-) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, RequestUsage]]:
+    manifest: Manifest, folder: Path, served: PreparedModel, simulated: bool, counter: requested.EnergyCounter,
+    progress: Progress,
+) -> tuple[dict[int, Requests], search.SearchResult | None, dict[int, RequestUsage]]:  # fmt: skip
     """Return the requests of each batch size, the result of a search for the highest rate, and what requests used."""
     scenario = manifest.scenario
     if scenario.kind == "cold-start":
         return {scenario.batch: _measure_cold_starts(manifest, folder, served, progress)}, None, {}
     by_batch = {}
     used: dict[int, RequestUsage] = {}
-    counter = None if simulated else requested.device_of(manifest.hardware).energy_joules
     untimed = simulated or any((manifest.model.command, manifest.model.preprocess, manifest.model.postprocess))
     for batch in scenario.sizes:
         clock: Clock = VirtualClock() if simulated else Clock()
@@ -459,11 +468,12 @@ def _measure_parts(
                 clock.advance(answer.took_ns or 0)
 
         for number in range(scenario.warmup):
+            progress("warm-up", number, scenario.warmup)
             serve(number, _inputs(scenario, batch))
         if scenario.kind == "max-rate":
             best, by_batch[batch] = _search_rate(manifest.title, scenario, serve, clock, progress)
             return by_batch, best, used
-        joules, begin_ns = None if counter is None else counter(), time.perf_counter_ns()
+        begin_joules, begin_ns = counter.joules(), time.perf_counter_ns()
         label = f"{manifest.title}, batch {batch}" if len(scenario.sizes) > 1 else manifest.title
         if scenario.driver == "loadgen":
             progress(f"{label}, by LoadGen", 0, scenario.requests)
@@ -485,10 +495,10 @@ def _measure_parts(
         if not len(by_batch[batch]):
             raise ManifestError(f"{manifest.title}: no request ended ({by_batch[batch].stop_reason})")
         took_ns = time.perf_counter_ns() - begin_ns
-        after = counter() if counter is not None and took_ns >= LEAST_ENERGY_NS else None
+        joules = counter.since(begin_joules) if took_ns >= LEAST_ENERGY_NS else None
         used[batch] = RequestUsage(
             None if untimed else float(np.median(cpu_ns[scenario.warmup :])) / 1e6,
-            None if joules is None or after is None else (after - joules) / int(by_batch[batch].batch.sum()),
+            None if joules is None else joules / int(by_batch[batch].batch.sum()),
         )
     return by_batch, None, used
 

@@ -28,6 +28,10 @@ _STORE_ENDED = "the store ended before it answered; start one (xsp share serve) 
 _OTHER_VERSION = "the store is of another version of xsp; end it, and start one of this version: xsp share serve"
 
 
+class StoreEndedError(ShareError):
+    """A store that ended before it answered."""
+
+
 class Mapping:
     """Weights mapped for reading, with the connection that represents their attachment.
 
@@ -129,7 +133,8 @@ def ask(
     """Send a message and return the answer, with descriptors that the caller has to close.
 
     Raises:
-        ShareError: the store refuses, has ended, has another version, or does not answer in time.
+        StoreEndedError: the store has ended.
+        ShareError: the store refuses, has another version, or does not answer in time.
     """
     try:
         try:
@@ -143,9 +148,9 @@ def ask(
     except TimeoutError:
         raise ShareError(f"the store did not answer within {connection.gettimeout():.0f} s") from None
     except OSError as error:
-        raise ShareError(f"{_STORE_ENDED} ({error.strerror})") from error
+        raise StoreEndedError(f"{_STORE_ENDED} ({error.strerror})") from error
     if not text:
-        raise ShareError(_STORE_ENDED)
+        raise StoreEndedError(_STORE_ENDED)
     try:
         return _understood(text), descriptors
     except ShareError:

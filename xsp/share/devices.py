@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ _NO_DEVICE_STORE = (
     "the store there does not serve {} ({{}}); end it, and start it with the device: xsp share serve --device {}. If "
     "the process that served the device was killed, also end the attached processes: their memory is undefined"
 )
+
+START_AGAIN = "the host's store goes on: end it, and start it with the device: xsp share serve --device {}"
+"""What to do if the store of a device ended alone, with the number of the device."""
 
 
 class _OpenHandle(NamedTuple):
@@ -165,11 +168,12 @@ def attach(
             _detach(connection)
             raise
 
-    connection, answer, _ = client.request_attachment(
-        "share.device",
-        lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing_message),
-        ask,
-    )
+    with _ended_alone(folder, device.ordinal):
+        connection, answer, _ = client.request_attachment(
+            "share.device",
+            lambda: client.connect(folder, patience_s, wire.device_socket(device.uuid), missing_message),
+            ask,
+        )
     with span("share.device.open"):
         handle = bytes.fromhex(answer["handle"])
         try:
@@ -180,6 +184,27 @@ def attach(
         return DeviceWeights(host_weights, answer, mapping)
 
 
+@contextlib.contextmanager
+def _ended_alone(folder: Path | None, ordinal: int | str) -> Iterator[None]:
+    """Name the store of a device, if it ends before it answers and the host's store goes on.
+
+    Args:
+        folder: directory of the stores' sockets.
+        ordinal: number of the device.
+
+    Raises:
+        ShareError: the store of the device ended; the message says which stores did.
+    """
+    try:
+        yield
+    except client.StoreEndedError as error:
+        try:
+            client.status(folder)
+        except ShareError:  # it has ended as well, and with it the store of the device
+            raise error from None
+        raise ShareError(f"the store of the device ended before it answered; {START_AGAIN.format(ordinal)}") from error
+
+
 def status(folder: Path | None = None) -> list[dict[str, Any]]:
     """Return the contents and the attached processes of each device's store.
 
@@ -188,7 +213,8 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = []
     for name in wire.device_sockets(wire.directory(folder)):
         try:
-            states.append(client.status(folder, name))
+            with _ended_alone(folder, "N"):
+                states.append(client.status(folder, name))
         except ShareError as error:
             states.append({"socket": name, "error": str(error)})
     return states
@@ -211,7 +237,9 @@ def evict(key: str, folder: Path | None = None, warn: Callable[[str], object] = 
             warn(f"{state['socket']}: {state['error']}")
         keys = [entry["key"] for entry in state.get("objects", ()) if key == "*" or entry["key"].startswith(key)]
         if keys:
-            evicted += client.evict(key, folder, wire.device_socket(state["device"]["uuid"]))["evicted"]
+            device = state["device"]
+            with _ended_alone(folder, device["ordinal"]):
+                evicted += client.evict(key, folder, wire.device_socket(device["uuid"]))["evicted"]
     return evicted
 
 
@@ -227,7 +255,11 @@ def check(folder: Path | None = None) -> list[dict[str, Any]]:
     for state in status(folder):
         if "error" in state:
             raise ShareError(state["error"])
-        with client.connect(folder, name=wire.device_socket(state["device"]["uuid"])) as connection:
+        device = state["device"]
+        with (
+            _ended_alone(folder, device["ordinal"]),
+            client.connect(folder, name=wire.device_socket(device["uuid"])) as connection,
+        ):
             results = client.ask_large(connection, {"ask": "check"})
-        tables += [{"device": state["device"], **result} for result in results]
+        tables += [{"device": device, **result} for result in results]
     return tables

@@ -34,6 +34,7 @@ from xsp.errors import ShareError, UsageError, XspError
 from xsp.scrub import plain
 from xsp.share import client as host
 from xsp.share import wire
+from xsp.share.devices import START_AGAIN
 from xsp.share.serving import CopyResult, Serving, error_text
 from xsp.share.shelf import Client, Eviction, Object, Shelf, StoreSpan
 from xsp.share.weights import StoredTensor
@@ -169,6 +170,12 @@ class DeviceStore(Serving[DeviceObject]):
             file=sys.stderr, flush=True,
         )  # fmt: skip
         self.end()
+
+    def _ending_remedy(self) -> str:
+        """Return what to do: if the device is lost, the store of the host goes on."""
+        if not self._is_lost:
+            return super()._ending_remedy()
+        return f"{self.device.label} is lost to it, and {START_AGAIN.format(self.device.ordinal)}"
 
     def _is_needed(self) -> bool:
         while self.shelf.evict_one():

@@ -152,8 +152,8 @@ def measure(
         if importlib.util.find_spec(library) is None:
             raise ShareError(f"measuring needs {library}: pip install 'xsp[share]'")
     target = devices.of(device or "cpu")
-    if target.sharing_obstacle():
-        raise ShareError(target.sharing_obstacle())
+    if obstacle := target.sharing_obstacle():
+        raise ShareError(f"{target.id}: {obstacle}")
     path = Path(source)
     if not path.is_file():
         if ":" not in source:

@@ -186,8 +186,7 @@ def _ordinal(device: str | torch.device) -> int | None:
     known = known_devices.named_by_torch(resolved.type, resolved.index or 0)
     obstacles = [known_device.sharing_obstacle() for known_device in known]
     if all(obstacles):
-        reason = obstacles[0].partition(": ")[2] if obstacles else SHARED_ON
-        raise ShareError(f"device={str(device)!r}: {reason}")
+        raise ShareError(f"device={str(device)!r}: {obstacles[0] if obstacles else SHARED_ON}")
     if resolved.index is not None:
         return resolved.index
     try:

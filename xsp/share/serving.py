@@ -267,13 +267,17 @@ class Serving(Generic[Kind]):
         if request.get("protocol") != PROTOCOL:
             raise ShareError("the client is of another version of xsp than the store; use the store's version for both")
         if not self._is_running:
-            raise ShareError(f"the {self.LABEL} is ending; start one (xsp share serve) and attach again")
+            raise ShareError(f"the {self.LABEL} is ending; {self._ending_remedy()}")
         handler = self._handlers.get(str(request.get("ask")))
         if handler is None or (
             handler == self._handle_attach and (client.object is not None or client.awaited_key is not None)
         ):
             raise ShareError(f"the {self.LABEL} does not know the request, or the connection is attached already")
         handler(client, request, descriptors)
+
+    def _ending_remedy(self) -> str:
+        """Return what a client can do while this store is ending."""
+        return "start one (xsp share serve) and attach again"
 
     def _send(self, client: Client, answer: dict[str, Any], memory: int | None = None, keep_open: bool = False) -> None:
         try:
