@@ -41,6 +41,7 @@ PROGRAMS = (
     Program("sleep", "mlp.py --train SGD --width 64 --sleep-ms 5"),
     Program("scaler skips", "scaler.py"),
     Program("loader", "loader.py"),
+    Program("engine", "engine.py", needs="transformers"),
 )
 QUICK = ("forward 9 ms",)
 STEADY, OTHER, AFTER, RECORDED, CONTROL = "steady", "other", "after", "recorded", "control"

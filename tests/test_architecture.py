@@ -64,6 +64,7 @@ FOR_COLLECTORS = {
     "cost",
     "errors",
     "plugins",
+    "processes",
     "schema",
     "scrub",
     "serving",

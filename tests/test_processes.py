@@ -105,3 +105,18 @@ def test_a_process_has_the_variables_of_the_program() -> None:
         assert processes.start_python(code, env={**processes.environment(), "XSP_TEST_OF_THE_PROGRAM": "no"}).wait(60)
     finally:
         del os.environ["XSP_TEST_OF_THE_PROGRAM"]
+
+
+def test_threads_of_xsp_are_known_while_they_run_and_in_no_child() -> None:
+    stop = threading.Event()
+    thread = processes.start_thread(stop.wait, "xsp tests")
+    assert thread.daemon
+    assert thread.ident in processes.OWN_THREADS
+    child = os.fork()
+    if not child:
+        os._exit(len(processes.OWN_THREADS))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert thread.ident in processes.OWN_THREADS
+    stop.set()
+    thread.join()
+    assert thread.ident not in processes.OWN_THREADS

@@ -1,4 +1,4 @@
-"""Processes that xsp starts beside the program, and children that the program forks."""
+"""Processes and threads that xsp starts beside the program, and children that the program forks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from threading import Thread
 
 _fork_callbacks: set[Callable[[], None]] = set()
 
@@ -31,6 +34,31 @@ def call_in_children(call: Callable[[], None], before: Callable[[], None] = lamb
     if call not in _fork_callbacks and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call, before=before)
         _fork_callbacks.add(call)
+
+
+OWN_THREADS: set[int] = set()
+"""Threads of xsp that run in this process, by `threading.get_ident`: none of them runs a part of the program."""
+
+
+def start_thread(work: Callable[[], object], name: str) -> Thread:
+    """Start a thread of xsp, which does not keep the program from ending, and return it."""
+    from threading import Event, Thread, get_ident  # not loaded by programs that only import xsp
+
+    is_known = Event()
+
+    def run() -> None:
+        OWN_THREADS.add(get_ident())
+        is_known.set()
+        try:
+            work()
+        finally:
+            OWN_THREADS.discard(get_ident())
+
+    call_in_children(OWN_THREADS.clear)
+    thread = Thread(target=run, name=name, daemon=True)
+    thread.start()
+    is_known.wait()
+    return thread
 
 
 def end_with_parent(parent: int) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from xsp import clock
+from xsp import clock, processes
 
 PREFILL, DECODE, MIXED, IDLE = KINDS = ("prefill", "decode", "mixed", "idle")
 """Names of the kinds of engine steps by their numbers, as in traces of other engines."""
@@ -637,8 +637,7 @@ class Log:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._run, name="xsp serves", daemon=True)
-                self._thread.start()
+                self._thread = processes.start_thread(self._run, "xsp serves")
 
     def _run(self) -> None:
         while not self._closing.wait(PERIOD_S):

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from xsp import processes
+
 POLL_S = 0.02
 """Seconds between two checks of the threads; the program's output through C is delayed by up to that time."""
 
@@ -97,7 +99,7 @@ class CapturedStdout:
                 self._restore()
             elif not self._watching:
                 self._watching = True
-                threading.Thread(target=self._watch, name="xsp passes on", daemon=True).start()
+                processes.start_thread(self._watch, "xsp passes on")
         return lines
 
     def close(self) -> bool:
@@ -232,7 +234,7 @@ def _other_positions(skip_cpu_times: bool = False) -> dict[int, _Position]:
     del frames[threading.get_ident()]
     for ident, frame in frames.items():
         thread = threads.get(ident)
-        if thread is not None and thread.name.startswith("xsp "):
+        if ident in processes.OWN_THREADS:
             continue
         if skip_cpu_times:
             cpu_ns = None

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
-from xsp import plugins  # noqa: E402
+from xsp import plugins, processes  # noqa: E402
 from xsp.collector import Collector, Outline, Probe, Signal  # noqa: E402
 from xsp.doctor import collectors  # noqa: E402
 from xsp.record import calibration  # noqa: E402
@@ -134,6 +134,20 @@ def test_inner_calls_whose_times_are_not_needed_run_torchs_own_method(monkeypatc
     assert {code.co_name for code in inside} == {"_plain_call"}
     assert wrapper.__code__ is full
     assert seen == [Signal.CALL_BEGIN, Signal.CALL_END] * 3
+
+
+def test_a_thread_of_xsp_is_none_of_the_programs():
+    count, stop = modules._threads_running(), threading.Event()
+    before = count()
+    own = processes.start_thread(stop.wait, "xsp tests")
+    assert count() == before
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    assert count() == before + 1
+    stop.set()
+    own.join()
+    other.join()
+    assert count() == before
 
 
 def test_modules_keep_other_wrappers_in_place():

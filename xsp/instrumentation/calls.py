@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xsp import clock
+from xsp import clock, processes
 from xsp.collector import Collector, Listener
 from xsp.instrumentation.sampling import SampledCall, TracedModel
 from xsp.instrumentation.windows import CallWindow, Windows
@@ -86,8 +86,7 @@ class CallRecorder:
             if self._reader is None:
                 # Start the threads, at the first recorded call: a service may fork its workers before it.
                 self._handover.start()
-                self._reader = threading.Thread(target=self._read, name="xsp reads", daemon=True)
-                self._reader.start()
+                self._reader = processes.start_thread(self._read, "xsp reads")
             if not self._recording_calls:
                 self._collecting.start(self.rung, describe=False, by_thread=True)
             self._recording_calls.add(call)

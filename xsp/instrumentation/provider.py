@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
+from xsp import processes
 from xsp.errors import UsageError
 from xsp.instrumentation.sampling import TracedModel
 from xsp.instrumentation.worker import (
@@ -136,8 +137,7 @@ class Handover:
 
     def start(self) -> None:
         """Start the thread; it starts the second process."""
-        self._thread = threading.Thread(target=self._run, name="xsp delivers", daemon=True)
-        self._thread.start()
+        self._thread = processes.start_thread(self._run, "xsp delivers")
 
     @property
     def is_half_full(self) -> bool:

@@ -19,6 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xsp import processes
 from xsp.errors import DeliveryError, UsageError
 from xsp.otlp import endpoint
 
@@ -87,8 +88,7 @@ class Live:
         exporter = Exporter(endpoint.endpoint(target), MAX_WAIT_S, self._stop, STARTING_S)
         self._delivery: Delivery = Delivery(run, exporter, fresh=True, threads=1)
         self._delivery.delivered.save()  # so that a run killed before its first delivery can be resumed
-        self._thread = threading.Thread(target=self._deliver_queue, daemon=True)
-        self._thread.start()
+        self._thread = processes.start_thread(self._deliver_queue, "xsp delivers")
 
     def stored(self, step: int) -> None:
         """Queue a stored step for delivery; return when the program may continue."""

@@ -10,7 +10,6 @@ import base64
 import gzip
 import json
 import socket
-import threading
 import typing
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,6 +31,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from xsp import processes
 from xsp.errors import DeliveryError, UsageError
 from xsp.otlp.endpoint import OtlpEndpoint, OtlpProtocol
 from xsp.version import __version__
@@ -209,7 +209,7 @@ class HttpSender:
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=post, daemon=True).start()
+        processes.start_thread(post, "xsp posts")
         try:
             return future.result(timeout_s + _GRACE_S)
         except FutureTimeout:

@@ -520,14 +520,12 @@ def _beside(work: Callable[[], object] | None) -> Iterator[None]:
     if work is None:
         yield
         return
-    from threading import Thread  # not loaded by programs that only import xsp
 
     def run() -> None:
         with contextlib.suppress(Exception):
             work()
 
-    thread = Thread(target=run, daemon=True)
-    thread.start()
+    thread = processes.start_thread(run, "xsp prepares")
     try:
         yield
     finally:
