@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
+import selectors
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from test_share_store import file_of
 
 from xsp import connections
 from xsp.errors import ShareError
-from xsp.share import client, serving, store, weights
+from xsp.share import client, serving, store, weights, wire
 from xsp.share.store import WeightStore
 
 MOST = 96
@@ -94,6 +97,34 @@ def test_attached_clients_beyond_the_descriptors_are_refused_and_the_store_goes_
         client.attach(file_of(tmp_path, f"g{number}", number % 251, 600 + number), poor.folder)
     assert len(client.status(poor.folder)["objects"]) <= PLACES
     assert poor.process.poll() is None
+
+
+def test_clients_that_have_left_make_place_before_the_next_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Lock()
+
+    class ListenerFirst(selectors.DefaultSelector):
+        """The system may name the listener before the connections that ended before it was asked for another one."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            super().select(timeout)
+            with gate:
+                return sorted(super().select(0), key=lambda each: each[0].data != here._accept)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", ListenerFirst)
+    path = file_of(tmp_path, "f", 7)
+    with serving_here(tmp_path / "s") as here:
+        here._connections.limits = dataclasses.replace(here._connections.limits, connections=3)
+        held = [client.attach(path, here.folder) for _ in range(3)]
+        with pytest.raises(ShareError, match="place for more"):
+            client.status(here.folder)
+        with gate:
+            held.clear()
+            another = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            another.connect(str(here.folder / wire.SOCKET))
+        with another:
+            assert client.ask_large(another, {"ask": "status"})["connections"] == 1
 
 
 @pytest.mark.parametrize("place", ["answer", "copy"])

@@ -165,7 +165,8 @@ class Serving(Generic[Kind]):
                 self._close()
 
     def _handle_events(self) -> None:
-        for ready, _ in self._selector.select(SWEEP_S):
+        # clients that have left make place before another one is accepted, whatever order the system names them in
+        for ready, _ in sorted(self._selector.select(SWEEP_S), key=lambda event: event[0].fileobj is self._listener):
             ready.data()
         self._connections.sweep()
 
