@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import unrecorded_steps
-from parts import apart, pairs
+from parts import apart, lockstep, pairs
 from parts.apart import Bare, Profiled, Program, Runner, Stated
 from parts.pairs import Pair
 
@@ -106,8 +106,8 @@ def test_kinds_that_are_one_for_the_program_are_weighed_by_their_steps() -> None
 def test_iterations_are_compared_by_what_was_seen_of_them() -> None:
     bare = Bare(20, 1, 0, 1, 0, 1, {}, 0, steps=[(0.010, 0.009)] * 20)
     other = Bare(20, 1, 0, 1, 0, 1, {}, 0, steps=[(0.020, 0.018)] * 10 + [(0.011, 0.009)] * 10)
-    seen = [unrecorded_steps.Seen("after")] * 10 + [unrecorded_steps.Seen("steady", 0.001)] * 10
-    compared = unrecorded_steps.compare(bare, other, seen)
+    seen = [lockstep.Seen("after")] * 10 + [lockstep.Seen("steady", 0.001)] * 10
+    compared = lockstep.compare(bare, other, seen)
     assert compared["after"].cpu == pytest.approx(2.0)
     assert compared["steady"].time == pytest.approx(1.1)
     assert compared["steady"].corrected == pytest.approx(1.0)
@@ -150,9 +150,21 @@ def test_two_processes_take_turns() -> None:
     def run(more: object) -> Bare:
         return runner.bare(program, list(more))  # type: ignore[call-overload]
 
-    both = unrecorded_steps.in_turns(run, run)
+    both = lockstep.in_turns(run, run)
     assert len(both[0].steps) == len(both[1].steps) >= runner.counts["sleep"]
     assert both[0].loop_s > 1.9 * 0.002 * runner.counts["sleep"], "each waits while the other sleeps"
+
+
+def test_a_process_whose_partner_fails_goes_on_alone_and_the_error_is_said() -> None:
+    pytest.importorskip("torch")
+    runner, program = Runner(seconds=0.3), Program("tiny", "mlp.py --width 8 --depth 1")
+    runner.bare(program)
+
+    def fails(more: object) -> Bare:
+        raise XspError("it ended at once")
+
+    with pytest.raises(XspError, match="it ended at once"):
+        lockstep.in_turns(fails, lambda more: runner.bare(program, more))
 
 
 def test_a_program_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
