@@ -222,7 +222,7 @@ def test_a_loop_that_waits_for_its_data_is_said_to(tmp_path: Path) -> None:
 
 
 def test_a_program_of_several_kinds_has_figures_of_each(tmp_path: Path) -> None:
-    profiled("two_models.py", tmp_path)
+    profiled("two_models.py --iterations 400", tmp_path)
     latencies = []
     for kind in xsp.load(tmp_path / "run").run["kinds"]:
         trace = xsp.load(tmp_path / "run", kind=kind["kind"])
