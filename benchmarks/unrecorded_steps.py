@@ -31,7 +31,6 @@ PROGRAMS = (
     Program("sleep", "mlp.py --train SGD --width 64 --sleep-ms 5"),
     Program("scaler skips", "scaler.py"),
     Program("loader", "loader.py"),
-    Program("engine", "engine.py", needs="transformers"),
 )
 QUICK = ("forward 9 ms",)
 COLUMNS = (

@@ -26,16 +26,14 @@ chance = np.random.default_rng(0)
 numbers = count() if clock.options.requests is None else iter(range(clock.options.requests + WARM_UP))
 arrivals: dict[int, float] = {}
 left: dict[int, int] = {}
-steps: list[float] = []
 latencies: list[float] = []
 for _ in clock.iterations():
     # as many users as slots: each sends a request when the last one is answered
     number = next(numbers, None) if len(left) < SLOTS else None
-    began = time.perf_counter()
     if number is not None:
         prompt_tokens, answer_tokens = map(int, chance.integers(16, 65, 2))
         prompt = chance.integers(0, 1000, prompt_tokens)
-        arrivals[number] = began
+        arrivals[number] = time.perf_counter()
         engine.arrive(number, prompt_tokens)
         with engine.step([(number, "prefill", prompt_tokens)]):
             sequences.begin(number, prompt)
@@ -44,7 +42,6 @@ for _ in clock.iterations():
         continue
     with engine.step([(number, "decode", 1) for number in left]):
         found = sequences.step()
-    steps.append(time.perf_counter() - began)
     for each in found:
         left[each] -= 1
     if complete := [each for each in found if left[each] <= 0]:
@@ -57,4 +54,4 @@ for _ in clock.iterations():
     clock.lap("decode")
     if not left and number is None and clock.options.requests is not None:
         break
-clock.say(decode_s=steps, latencies=latencies)
+clock.say(latencies=latencies)
