@@ -99,6 +99,10 @@ class Outline(deque[tuple[Any, ...]]):
         self.began_ns = self.between_ns = self.begun = 0
         """Start of the last step of the current stretch; total time between its steps so far; number of steps begun."""
 
+        self.times: list[Any] | None = None
+        """Signals with which phases of the step of `thread` began and ended, each followed by its time; None while
+        phases are not timed. See `time`."""
+
         self.apart: set[int] = set()
         """Numbers of modules whose calls between steps are part of no step, see `xsp.record.autostep`."""
 
@@ -123,6 +127,12 @@ class Outline(deque[tuple[Any, ...]]):
             self.between_ns += now_ns - self.ended_ns
             self.begun += 1
             self.ended_ns = None
+
+    def time(self, signal: Signal, thread: int, now_ns: int) -> None:
+        """Note the time at which a phase of a step of a thread begins or ends, if `times` is not None. Hot."""
+        times = self.times
+        if times is not None and thread == self.thread:
+            times += (signal, now_ns)
 
     def note(self, thread: int, word: tuple[Any, ...]) -> None:
         """Add a word of a thread to its step; without effect if it has none while another thread has one. Hot."""

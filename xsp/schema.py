@@ -286,6 +286,13 @@ LOOP_COLUMNS: tuple[Column, ...] = (
         "time between the last step of the same thread and this one in which other threads ran steps, while steps of "
         "several threads overlap; else 0",
     ),
+    Column(
+        "forward_ns",
+        "DOUBLE",
+        "part of `dur_ns` in outermost calls of modules, as innermost phase; null if unknown, as in recorded steps",
+    ),
+    Column("backward_ns", "DOUBLE", "the same of backward passes"),
+    Column("optimizer_ns", "DOUBLE", "the same of steps of optimizers"),
 )
 """Columns of the table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 

@@ -45,7 +45,7 @@ _OFF, _INSIDE, _WATCH, _WATCH_ENDS, _SIGNAL, _OUTERMOST, _ALL, _DESCRIBE = range
 # _WATCH: an outermost call is signalled only if it is not in `Outline.usual`
 # _WATCH_ENDS: as _WATCH, and the end of each outermost call is signalled
 
-_FORWARD = Kind.FORWARD
+_FORWARD, _CALL_BEGIN, _CALL_END = Kind.FORWARD, Signal.CALL_BEGIN, Signal.CALL_END
 
 MOST_LETTERS = 200
 """Longest text of a module's hyper-parameters."""
@@ -324,8 +324,10 @@ def _wrap(
                     outline.append(word)
             else:
                 outline.note_call(thread, word)
-        if (mode > _WATCH_ENDS or is_beside) and collector.notify(Signal.CALL_BEGIN, module):
+        if (mode > _WATCH_ENDS or is_beside) and collector.notify(_CALL_BEGIN, module):
             return False
+        if outline is not None and outline.times is not None:
+            outline.time(_CALL_BEGIN, thread, clock())
         inputs = sketch(args, kwargs) if is_recording else None
         # in a service (no outline), a thread that starts during a call serves another request
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
@@ -377,8 +379,11 @@ def _wrap(
             if not depth:
                 if mode == _INSIDE:
                     mode, __call__.__code__ = outer_mode, full
-                if mode != _WATCH or ((outline := collector.outline) and outline.thread != thread):
-                    collector.notify(Signal.CALL_END, result)
+                outline = collector.outline
+                if outline is not None and outline.times is not None:
+                    outline.time(_CALL_END, thread, clock())
+                if mode != _WATCH or (outline is not None and outline.thread != thread):
+                    collector.notify(_CALL_END, result)
 
     full = __call__.__code__
     # in inner calls whose times are not needed, the wrapper is torch's own method, at no cost

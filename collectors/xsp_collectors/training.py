@@ -36,6 +36,8 @@ _ENGINE = "_engine_run_backward"
 
 # words of an outline, see `xsp.collector.Token`; looking up enum members is expensive
 _OPTIMIZER = Kind.OPTIMIZER
+_BACKWARD_BEGIN, _BACKWARD_END = Signal.BACKWARD_BEGIN, Signal.BACKWARD_END
+_OPTIMIZER_BEGIN, _OPTIMIZER_END = Signal.OPTIMIZER_BEGIN, Signal.OPTIMIZER_END
 _BACKWARD_BEGINS, _BACKWARD_ENDS, _OPTIMIZER_BEGINS = (Kind.BACKWARD, 0), (Kind.BACKWARD, 1), (Kind.OPTIMIZER, 0)
 _GRADIENTS_END = (Kind.BACKWARD, 2)
 
@@ -184,20 +186,27 @@ class TrainingCalls(Collector):
             end_word = _BACKWARD_ENDS if kwargs.get("accumulate_grad", True) else _GRADIENTS_END
             outline = self.outline
             if (
-                self._unmuted_signal is not Signal.BACKWARD_END
+                self._unmuted_signal is not _BACKWARD_END
                 and outline is not None
                 and self._is_usual(outline, _BACKWARD_BEGINS)
             ):
                 outline.append(_BACKWARD_BEGINS)
+                is_timed = outline.times is not None
+                if is_timed:
+                    outline.time(_BACKWARD_BEGIN, self._thread.id, monotonic_ns())
                 try:
                     return original(*args, **kwargs)
                 finally:
+                    if is_timed:
+                        outline.time(_BACKWARD_END, self._thread.id, monotonic_ns())
                     outline.append(end_word)
-            if not self._belongs_to_stretch(_BACKWARD_BEGINS) or self._unmuted_signal is Signal.BACKWARD_END:
+            if not self._belongs_to_stretch(_BACKWARD_BEGINS) or self._unmuted_signal is _BACKWARD_END:
                 return record_backward(end_word, *args, **kwargs)
+            self._time(_BACKWARD_BEGIN)
             try:
                 return original(*args, **kwargs)
             finally:
+                self._time(_BACKWARD_END)
                 self._note(end_word)
 
         def record_backward(end_word: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +216,8 @@ class TrainingCalls(Collector):
             thread, is_outermost = self._thread.id, _graph_task() < 0
             if is_outermost:
                 self._passes[thread] = []
-                self.notify(Signal.BACKWARD_BEGIN, None)
+                self.notify(_BACKWARD_BEGIN, None)
+                self._time(_BACKWARD_BEGIN)
             start, status = monotonic_ns(), "ok"
             try:
                 return original(*args, **kwargs)
@@ -219,10 +229,11 @@ class TrainingCalls(Collector):
                     self._rows.append((Kind.BACKWARD, "backward", thread, start, monotonic_ns(), status))
                 self._note(end_word)
                 if is_outermost:
+                    self._time(_BACKWARD_END)
                     optimizer = next(iter(self._passes.pop(thread, ())), None)
                     if optimizer is not None:
                         self._word(optimizer)  # registers it
-                    self.notify(Signal.BACKWARD_END, optimizer)
+                    self.notify(_BACKWARD_END, optimizer)
 
         return run_backward
 
@@ -245,6 +256,11 @@ class TrainingCalls(Collector):
         outline = self.outline
         if outline is not None:
             outline.note(self._thread.id, word)
+
+    def _time(self, signal: Signal) -> None:
+        outline = self.outline
+        if outline is not None and outline.times is not None:
+            outline.time(signal, self._thread.id, monotonic_ns())
 
     def _is_usual(self, outline: Outline, word: tuple[Any, ...]) -> bool:
         """Return whether a pass or step of the thread of the current stretch is one of its usual ones. Hot."""
@@ -288,23 +304,25 @@ class TrainingCalls(Collector):
             self._running[id(optimizer)] = (thread, monotonic_ns())
             return
         if self._belongs_to_stretch(self._word(optimizer), _OPTIMIZER_BEGINS):
+            self._time(_OPTIMIZER_BEGIN)
             return
-        self.notify(Signal.OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
+        self.notify(_OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
         self._note(_OPTIMIZER_BEGINS)
+        self._time(_OPTIMIZER_BEGIN)
         self._running[id(optimizer)] = (self._thread.id, monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
         is_in_backward = _graph_task() >= 0
-        if self._is_muted and not is_in_backward:
-            self._note(self._word(optimizer))
-            if self._unmuted_signal is Signal.OPTIMIZER_END:
-                self.notify(Signal.OPTIMIZER_END, optimizer)
-            return
         if not is_in_backward:
+            self._time(_OPTIMIZER_END)
             self._note(self._word(optimizer))
+            if self._is_muted:
+                if self._unmuted_signal is _OPTIMIZER_END:
+                    self.notify(_OPTIMIZER_END, optimizer)
+                return
         thread, start = self._running.pop(id(optimizer), (None, None))
         if self._is_on and thread is not None and start is not None:
             name = type(optimizer).__name__
             self._rows.append((Kind.OPTIMIZER, name, thread, start, monotonic_ns(), "ok"))
         if not is_in_backward:
-            self.notify(Signal.OPTIMIZER_END, optimizer)
+            self.notify(_OPTIMIZER_END, optimizer)

@@ -350,3 +350,28 @@ def test_times_that_take_two_values_by_chance_are_no_growth() -> None:
     found = [growth_of(two_values()) for _ in range(500)]
     assert sum(growth is not None for growth in found) <= 2  # 14 by medians alone
     assert growth_of([time_ns * (1 + place / 50) for place, time_ns in enumerate(two_values())]) is not None
+
+
+def test_the_phase_of_slow_steps_is_known_although_none_was_recorded() -> None:
+    rows = rows_of([30.0 if step % 10 == 9 else 10.0 for step in range(100)])
+    for row in rows:
+        row |= {"forward_ns": 3e6, "backward_ns": 5e6, "optimizer_ns": row["dur_ns"] - 9e6}
+    assert "Each 10th iteration takes 30.1 ms instead of 10.1 ms, in the optimizer" in " ".join(texts(trace_with(rows)))
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ("forward", "in forward"),
+        ("backward", "in backward"),
+        ("optimizer", "in the optimizer"),
+        (None, "in the step"),
+    ],
+)
+def test_the_phase_of_steps_that_grows_is_named(phase: str | None, where: str) -> None:
+    rows = rows_of([10.0 + 0.2 * step for step in range(90)])
+    for row in rows:
+        grown_ns = row["dur_ns"] - 10e6
+        row |= {f"{name}_ns": 2e6 + (grown_ns if name == phase else 0) for name in ("forward", "backward", "optimizer")}
+    (text,) = [text for text in texts(trace_with(rows)) if "longer at the end" in text]
+    assert text.endswith(f", {where}.")

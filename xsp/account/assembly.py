@@ -461,7 +461,8 @@ def _host_of_loop(trace: Trace, measured: Iteration, time: Entry, seen: _Recordi
     if not seen.devices and measured.mean_ns is not None:
         # the loop subtracts waits in the step from the time before it
         between_ns = max(0.0, measured.mean_ns - step_ns - (data_ns - data_in_step_ns))
-    entries, drained_ns = _in_step(seen, represented, step_ns, step_ns - data_in_step_ns)
+    timed = _timed_phases(measured, seen, step_ns, step_ns - data_in_step_ns)
+    entries, drained_ns = timed or _in_step(seen, represented, step_ns, step_ns - data_in_step_ns)
     entries += [entry for entry in _outside_steps(measured) if entry.name == names.DATA]
     if between_ns:
         entry = _between(trace, measured, between_ns, seen.detailed, seen.deep, drained_ns)
@@ -484,6 +485,39 @@ def _data_in_step_ns(seen: _Recordings, represented: Representation, data_ns: fl
         return 0.0
     before_ns = sum(_before_step(seen.outer, seen.shallow)) / max(1, len(seen.shallow))
     return min(data_ns, step_ns, max(0.0, represented.mean(seen.outer.phase_ns[names.DATA]) - before_ns))
+
+
+def _timed_phases(
+    measured: Iteration, seen: _Recordings, step_ns: float, own_ns: float
+) -> tuple[list[Entry], float] | None:
+    """Return the phases of a step as timed without recording, and 0; None if they were not, or recordings show others.
+
+    A host ahead of its device waits in other phases than in a recorded step, which begins with an idle device; then the
+    phases come from recordings, whose states are known.
+
+    Args:
+        measured: the iteration, from the loop.
+        seen: what recorded iterations show.
+        step_ns: time of the step.
+        own_ns: the same without waiting for data.
+    """
+    recorded = {name for name, ns in seen.outer.phase_ns.items() if ns.any() and name not in seen.outer.of_models}
+    timed = {name for name in names.PHASES if name in measured.phases and measured.phases[name].share > 0}
+    if not timed or seen.devices or recorded - {names.OUTSIDE, names.BETWEEN, names.DATA} != timed:
+        return None
+    phases_ns = step_ns * sum(measured.phases[name].share for name in timed)
+    scale = step_ns / 1e6 * min(1.0, own_ns / phases_ns)
+    rest_ms = max(0.0, own_ns - phases_ns) / 1e6
+    entries = []
+    for name in [*timed, names.OUTSIDE]:
+        share, bounds = measured.phases["" if name == names.OUTSIDE else name]
+        ms = rest_ms if name == names.OUTSIDE else share * scale
+        low, high = (None, None)
+        if bounds is not None:  # without waiting for data, which is part of the rest
+            low, high = (max(0.0, ms + (end - share) * scale) for end in bounds.ends)
+        if ms:
+            entries.append(Entry(name, ms, BARE, low, high, _children(seen.detailed, name, ms, RECORDED)))
+    return entries, 0.0
 
 
 def _in_step(

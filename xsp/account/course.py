@@ -1,7 +1,7 @@
 """The iterations of a program over its time: its first ones, slow ones among them, and their growth.
 
-The time of every step is known, recorded or not (`loop`). What is slow in slow iterations is known if some of them were
-recorded: the module, or the phase, that takes longer there than in the others.
+The time of every step is known, recorded or not, and of steps that were not recorded that of their phases (`loop`). The
+module that takes longer in slow iterations than in the others is known if some of them were recorded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
     columns = trace.con.execute(
         f"""
         SELECT step, steps, rung, dur_ns, coalesce(before_ns, 0) AS before_ns,
-               least(coalesce(data_ns, 0), coalesce(before_ns, 0)) AS data_ns, is_disturbed
+               least(coalesce(data_ns, 0), coalesce(before_ns, 0)) AS data_ns, is_disturbed,
+               forward_ns AS forward, backward_ns AS backward, optimizer_ns AS optimizer
         FROM (
             SELECT *, coalesce(steady IS NULL OR lag(rung) OVER (ORDER BY step) <> {BARE}, false) AS is_disturbed
             FROM loop WHERE rank = ?
@@ -74,7 +75,9 @@ def course(trace: Trace, rank: int, kind: int | None, time: Entry, is_device_bou
         """,
         [rank, kind],
     ).fetchnumpy()
-    rows = {name: np.asarray(column, float) for name, column in columns.items()}
+    rows: dict[str, Any] = {
+        name: np.ma.filled(np.ma.asarray(column, float), np.nan) for name, column in columns.items()
+    }
     if not len(rows["step"]):
         return None
     slow = () if is_device_bound else tuple(_slow(trace, rank, kind, rows, time))
@@ -171,7 +174,17 @@ def _what_is_slow(
         if float(data[is_slow].mean() - np.median(data[~is_slow])) >= MIN_PLACE_SHARE * excess_ns:
             return names.DATA, None
         return names.BETWEEN, None
-    return _slowest_difference(trace, rank, steps, usual_steps, excess_ns)
+    phase, place = _slowest_difference(trace, rank, steps, usual_steps, excess_ns)
+    return _slow_phase(rows, is_slow, excess_ns) or phase, place
+
+
+def _slow_phase(rows: Mapping[str, Any], is_slow: Any, excess_ns: float) -> str | None:
+    """Return the phase that takes longer in slow steps that were not recorded than in the others; None if none does."""
+    for name in names.PHASES:
+        slow_ns, usual_ns = (rows[name][where & ~np.isnan(rows[name])] for where in (is_slow, ~is_slow))
+        if len(slow_ns) and len(usual_ns) and slow_ns.mean() - np.median(usual_ns) >= MIN_PLACE_SHARE * excess_ns:
+            return name
+    return None
 
 
 def _line(trace: Trace, rank: int, kind: int | None, part: StratifiedTime, excess_ns: float) -> str | None:
@@ -288,15 +301,21 @@ def _unrecorded_ns(trace: Trace, rank: int, kind: int | None) -> tuple[Sequence[
     """
     columns = trace.con.execute(
         f"""
-        WITH {UNDISTURBED} SELECT dur_ns, coalesce(data_ns, 0) AS data_ns, coalesce(before_ns, 0) AS before_ns
+        WITH {UNDISTURBED} SELECT dur_ns, coalesce(data_ns, 0) AS data_ns, coalesce(before_ns, 0) AS before_ns,
+               coalesce(forward_ns, 0) AS forward, coalesce(backward_ns, 0) AS backward,
+               coalesce(optimizer_ns, 0) AS optimizer
         FROM undisturbed WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND step >= {WARM_UP_STEPS} ORDER BY step
         """,
         [rank, kind],
     ).fetchnumpy()
     step, data, before = (np.asarray(columns[name], float) for name in ("dur_ns", "data_ns", "before_ns"))
     data = np.minimum(data, before)
+    phases = {
+        f"in {'the ' * (name == names.OPTIMIZER)}{name}": np.asarray(columns[name], float) for name in names.PHASES
+    }
     # arrays, which are sequences of numbers
-    return step + before, {"in the step": step, "in the wait for data": data, names.BETWEEN: before - data}
+    parts = {**phases, "in the step": step, "in the wait for data": data, names.BETWEEN: before - data}
+    return step + before, parts
 
 
 STRETCHES = 9

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 ITERATION = "iteration"
 DATA, FORWARD, BACKWARD, OPTIMIZER = "waiting for data", "forward", "backward", "optimizer"
+PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 OUTSIDE, BETWEEN, DRAINING = "outside the phases", "between steps", "waiting for the device after the step"
 RUNNING, ISSUING, WAITING = "running", "issuing device work", "waiting for the device"
 OTHER_THREADS = "other threads run steps"

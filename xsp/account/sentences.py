@@ -263,7 +263,7 @@ def _slow(slow: SlowIterations, main: Iterations) -> str:
     )
     place = f", in {slow.cost.place}" if slow.cost.place else ""
     part = {names.BETWEEN: "between steps", names.STEP: "in its step", names.DATA: names.DATA}.get(
-        slow.part, f"in {slow.part}"
+        slow.part, f"in {_THE.get(slow.part, slow.part)}"
     )
     return (
         f"{which} {ms_text(slow.slow_ms)} instead of {ms_text(slow.usual_ms)}, {part}{place}: "

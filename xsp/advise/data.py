@@ -430,7 +430,7 @@ def uneven(context: AdviceContext) -> Iterator[Advice]:
         ms = slow.cost.ms or 0.0
         if 100 * ms < LEAST_PERCENT * main.time.ms or slow.part in (names.DATA, names.BETWEEN):
             continue
-        part = "its step" if slow.part == names.STEP else slow.part
+        part = {names.STEP: "its step", names.OPTIMIZER: "the optimizer"}.get(slow.part, slow.part)
         where = f"{part}{f', in {slow.cost.place}' if slow.cost.place else ''}"
         # other programs of the machine delay steps, too; they have no period, and no place in the program
         is_programs = slow.period is not None or slow.cost.place is not None

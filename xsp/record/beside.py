@@ -10,6 +10,7 @@ from xsp.clock import monotonic_ns
 from xsp.collector import Outline
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status
+from xsp.record.phases import UNTIMED
 from xsp.record.schedule import SETTLE, Schedule
 from xsp.record.storing import Storing
 from xsp.record.threads import Gap, Threads
@@ -105,7 +106,7 @@ def add_to_loop(steps: StepsBeside) -> None:
             steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, UNKNOWN if step.is_disturbed else 0,
             step.start_ns, step.dur_ns, step.gap.before_ns, step.data_ns, 0,
             batch.size if batch.size is not None else UNKNOWN, step.status, UNKNOWN, UNKNOWN, step.thread,
-            step.gap.beside_ns,
+            step.gap.beside_ns, *UNTIMED,
         ))  # fmt: skip
         steps.step_count += 1
         steps.schedule.count_step(SETTLE, kind.number, step.dur_ns)

@@ -27,6 +27,7 @@ from typing import Any
 
 from xsp import clock
 from xsp.collector import Signal
+from xsp.record import phases
 from xsp.record.slowgaps import SlowGaps
 from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
@@ -81,9 +82,6 @@ def _is_of_program(frame: FrameType) -> bool:
 
 BETWEEN, OUTSIDE, SLOW = "between", "outside", "slow gaps"
 """Names of the time between steps, of the time of a step in none of its phases, and of gaps far longer than others."""
-
-_BEGINS = {Signal.CALL_BEGIN: "forward", Signal.BACKWARD_BEGIN: "backward", Signal.OPTIMIZER_BEGIN: "optimizer"}
-_ENDS = {Signal.CALL_END: "forward", Signal.BACKWARD_END: "backward", Signal.OPTIMIZER_END: "optimizer"}
 
 
 class _Times:
@@ -273,7 +271,7 @@ class Between:
         """Count the time that follows for the phase that begins, or for the one around the phase that ends."""
         if not self._is_in_step or self._thread != threading.get_ident():
             return
-        begins, ends = _BEGINS.get(signal), _ENDS.get(signal)
+        begins, ends = phases.BEGINS.get(signal), phases.ENDS.get(signal)
         if begins is None and not any(phase == ends for phase, _ in self._phases):
             return
         now_ns = clock.monotonic_ns()
@@ -285,9 +283,9 @@ class Between:
             while self._phases.pop()[0] != ends:
                 pass
             self._go_on_in_caller()  # of a long loop in the phase, some passes were traced
-            if ends == "backward" and any(phase == "optimizer" for phase, _ in self._phases):
+            if ends == phases.BACKWARD and any(phase == phases.OPTIMIZER for phase, _ in self._phases):
                 # the closure of an optimizer ran, which is no part of its step
-                self._parts.setdefault(OUTSIDE, _Times()).add(self._parts.pop("optimizer", _Times()))
+                self._parts.setdefault(OUTSIDE, _Times()).add(self._parts.pop(phases.OPTIMIZER, _Times()))
         self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 

@@ -59,12 +59,16 @@ class LoggedStep(NamedTuple):
     system_ns: int = -1
     thread: int = -1
     beside_ns: int = 0
+    forward_ns: int = -1
+    backward_ns: int = -1
+    optimizer_ns: int = -1
 
 
 UNKNOWN = -1
 """Placeholder for unknown values: the time before the first step, samples without an input."""
 
-_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns", "beside_ns")
+_PHASES = ("forward_ns", "backward_ns", "optimizer_ns")
+_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns", "beside_ns", *_PHASES)
 """Fields that are means in a row that represents several steps."""
 
 
@@ -161,4 +165,5 @@ class Loop:
 
 def _fold_key(row: LoggedStep) -> tuple[object, ...]:
     """Return the properties that steps in one row must share."""
-    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0  # a sum of unknowns is negative, too
+    # a sum of unknowns is negative, too
+    return row.kind, row.rung, row.steady, row.status, row.samples, row.faults < 0, row.forward_ns < 0

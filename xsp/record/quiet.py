@@ -22,12 +22,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from xsp.clock import monotonic_ns
 from xsp.collector import Outline, Signal
+from xsp.record import phases
 from xsp.record.between import Between
 from xsp.record.blocks import Blocks
 from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds, StepKind
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
+from xsp.record.phases import UNTIMED, PhaseTiming, StepPhases
 from xsp.record.schedule import SETTLE, Schedule
 from xsp.record.threads import Threads
 from xsp.stats import percentile
@@ -49,8 +51,9 @@ COUNTED_STEPS, LONG_COUNTED_STEPS = 50, 12
 """Consecutive steps that end as in a stretch before one begins: short ones, and those of at least `SHORT_NS`."""
 
 
-_End: TypeAlias = "tuple[int, int, int, tuple[tuple[Any, ...], ...]]"
-"""The end of a step, the waits for data and the time between steps since the stretch began, and its words."""
+_End: TypeAlias = "tuple[int, int, int, tuple[tuple[Any, ...], ...], list[Any] | None]"
+"""The end of a step, the waits for data and the time between steps since the stretch began, its words, and the times of
+its phases."""
 
 
 class _StretchStep:
@@ -64,6 +67,7 @@ class _StretchStep:
 
     def __enter__(self) -> None:
         self._outline.clear()
+        self._quiet.drop_times()
         self.is_inside = True
         self._outline.begin_step(monotonic_ns())
 
@@ -93,6 +97,7 @@ class StepsBetween(Protocol):
     waited_ns: int
     threads: Threads
     usage: Usage
+    timing: PhaseTiming
 
     @property
     def rank(self) -> int:
@@ -148,7 +153,8 @@ class Quiet:
         self._gap_shares: deque[float] = deque(maxlen=9)
         """Shares of an iteration that lie between steps, of the latest bare steps."""
 
-        self._usual_ns = float("inf")
+        self.usual_ns = float("inf")
+        """Duration of the shortest of the latest bare steps; infinite before the first."""
 
     @property
     def leaves_no_gap(self) -> bool:
@@ -166,12 +172,12 @@ class Quiet:
     @property
     def is_short(self) -> bool:
         """Whether the program's steps are now timed in stretches, several in a row."""
-        return self._usual_ns < SHORT_NS and self._counted_steps >= COUNTED_STEPS and self._steps.threads.is_one
+        return self.usual_ns < SHORT_NS and self._counted_steps >= COUNTED_STEPS and self._steps.threads.is_one
 
     def _may_begin(self) -> bool:
         """Return whether the next steps may be a stretch."""
-        least = COUNTED_STEPS if self._usual_ns < SHORT_NS else LONG_COUNTED_STEPS
-        return self._counted_steps >= least and self._usual_ns < float("inf") and self._steps.threads.is_one
+        least = COUNTED_STEPS if self.usual_ns < SHORT_NS else LONG_COUNTED_STEPS
+        return self._counted_steps >= least and self.usual_ns < float("inf") and self._steps.threads.is_one
 
     def _is_counted(self, kind: StepKind) -> bool:
         """Return whether steps of a kind can be counted in a stretch."""
@@ -189,7 +195,7 @@ class Quiet:
         self._counted_steps = self._counted_steps + 1 if self._is_counted(kind) else 0
         self._kind, self._samples = kind.number, samples
         if is_bare:  # the shortest of the latest: other programs delay some steps
-            self._usual_ns = min(dur_ns, 1.05 * self._usual_ns)
+            self.usual_ns = min(dur_ns, 1.05 * self.usual_ns)
             self._gap_shares.append(max(0, before_ns) / max(1, dur_ns + max(0, before_ns)))
 
     def begin(self) -> None:
@@ -212,19 +218,20 @@ class Quiet:
         self._began_ns = outline.ended_ns = steps.continued_ns
         self._until_ns = self._began_ns + int(most_ns)
         outline.between_ns = outline.begun = 0
+        steps.timing.begin(self.usual_ns)
 
     def _length(self) -> tuple[int, float]:
         """Return the most steps of a stretch that begins now, and the most nanoseconds of the program in it."""
         due_ns, due_steps = self._steps.schedule.ns_until_due(), self._steps.schedule.steps_until_due()
         if due_ns is not None:
             most_ns, count = min(MOST_NS, due_ns), MOST_STEPS
-        elif self._usual_ns >= SHORT_NS:
+        elif self.usual_ns >= SHORT_NS:
             most_ns, count = MOST_NS, UNKNOWN_STEPS
         else:
-            most_ns, count = max(ROW_NS, FEWEST_STEPS * self._usual_ns), MOST_STEPS
+            most_ns, count = max(ROW_NS, FEWEST_STEPS * self.usual_ns), MOST_STEPS
         sought_steps = self._steps.between.slow.steps_until_due(self._steps.step_count)
         known = [steps for steps in (due_steps, sought_steps) if steps is not None]
-        return min(count, round(most_ns / self._usual_ns), self._counted_steps, *known), most_ns
+        return min(count, round(most_ns / self.usual_ns), self._counted_steps, *known), most_ns
 
     def _usual_words(self) -> Set[tuple[Any, ...]]:
         """Return the words of all kinds whose steps can be counted in a stretch."""
@@ -241,12 +248,17 @@ class Quiet:
         if signal is self.by_signal:
             outline, now_ns = self._steps.outline, monotonic_ns()
             self.remaining -= 1
-            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline)))
+            times = self._steps.timing.take()
+            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline), times))
             outline.clear()
             outline.ended_ns = now_ns
             if not self.remaining or now_ns > self._until_ns:
                 self.end()
                 self._steps.plan_after_stretch()
+
+    def drop_times(self) -> None:
+        """Forget what was noted of phases since the last step ended: the program delimits its steps itself. Hot."""
+        self._steps.timing.take()
 
     def on_mark(self) -> None:
         """Handle a mark of the program at the end of a step in a stretch, or of the step that broke it off."""
@@ -264,7 +276,8 @@ class Quiet:
         now_ns = monotonic_ns()
         if self._other_start_ns is None:
             outline = self._steps.outline
-            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline)))
+            times = self._steps.timing.take()
+            self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline), times))
             outline.clear()
             outline.ended_ns = now_ns
         else:
@@ -306,7 +319,7 @@ class Quiet:
         self.count_step(False, dur_ns, before_ns, kind, samples)
         steps.loop.add((
             steps.rank, steps.step_count, 1, kind.number, SETTLE.rung, 0, since_ns, dur_ns, before_ns,
-            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN, threading.get_native_id(), 0,
+            steps.waited_ns, 0, samples, Status.OK, UNKNOWN, UNKNOWN, threading.get_native_id(), 0, *UNTIMED,
         ))  # fmt: skip
         steps.usage.forget()
         steps.waited_ns = 0
@@ -322,6 +335,7 @@ class Quiet:
         self.has_begun, self.remaining = False, 0
         steps, outline, count = self._steps, self._steps.outline, len(self._ends)
         thread = outline.thread or UNKNOWN
+        steps.timing.end()
         steps.collecting.mute(False)
         are_begins_known = self._are_begins_known(count)
         outline.usual = outline.thread = outline.ended_ns = None
@@ -334,14 +348,14 @@ class Quiet:
         self.passed_calls += count if self.by_signal is Signal.CALL_END else 0
         usage = steps.usage.read(count)
         passed = self._passed(are_begins_known)
-        if are_begins_known and self._usual_ns >= SHORT_NS:  # else a gap is a usual share, or too short to be traced
+        if are_begins_known and self.usual_ns >= SHORT_NS:  # else a gap is a usual share, or too short to be traced
             for each in passed:
                 steps.between.slow.add(each.number, each.before_ns - each.data_ns, each.dur_ns)
         dur_ns = before_ns = 0
         for row in rows_of(passed):
             steps.loop.add((
                 steps.rank, row.number, row.steps, row.kind, SETTLE.rung, 1, row.start_ns, row.dur_ns, row.before_ns,
-                row.data_ns, 0, row.samples, Status.OK, *usage, thread, 0,
+                row.data_ns, 0, row.samples, Status.OK, *usage, thread, 0, *row.phases,
             ))  # fmt: skip
             dur_ns += row.dur_ns * row.steps
             before_ns += row.before_ns * row.steps
@@ -362,7 +376,7 @@ class Quiet:
             share = percentile(list(self._gap_shares), 0.5) if self._gap_shares else 0.0
         kinds, number = self._steps.kinds, self._steps.step_count
         passed, last = [], (self._began_ns, 0, 0)
-        for end_ns, waited_ns, between_ns, words in self._ends:
+        for end_ns, waited_ns, between_ns, words, times in self._ends:
             kind = kinds.count_step(words).kind
             iteration_ns, data_ns = end_ns - last[0], waited_ns - last[1]
             if are_begins_known:
@@ -375,7 +389,7 @@ class Quiet:
             samples = self._samples if kind.number == self._kind else kind.batch.size
             passed.append(Passed(
                 number, 1, kind.number, last[0] + before_ns, iteration_ns - before_ns, before_ns, data_ns,
-                UNKNOWN if samples is None else samples,
+                UNKNOWN if samples is None else samples, phases.of_step(times, last[0] + before_ns, end_ns),
             ))  # fmt: skip
             last = end_ns, waited_ns, between_ns
             number += 1
@@ -399,6 +413,7 @@ class Passed(NamedTuple):
     before_ns: int
     data_ns: int
     samples: int
+    phases: StepPhases = UNTIMED
 
 
 def rows_of(passed: Sequence[Passed]) -> Iterator[Passed]:
@@ -424,4 +439,5 @@ def _mean(steps: Sequence[Passed]) -> Passed:
         dur_ns=round(sum(step.dur_ns for step in steps) / count),
         before_ns=round(sum(step.before_ns for step in steps) / count),
         data_ns=sum(step.data_ns for step in steps) // count,
+        phases=phases.mean([step.phases for step in steps]),
     )

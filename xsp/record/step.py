@@ -15,6 +15,7 @@ from xsp.collector import Collector
 from xsp.record import blocks
 from xsp.record.beside import BesideStep
 from xsp.record.loop import UNKNOWN, Status
+from xsp.record.phases import UNTIMED, of_step
 from xsp.record.schedule import Turn
 from xsp.record.window import Window
 from xsp.schema import Kind, Level, Span
@@ -45,6 +46,9 @@ class Step:
 
     awaits_work = False
     """Whether it began where the last one ended, and nothing yet shows that the program runs another step."""
+
+    phases = UNTIMED
+    """The times of its phases, if it was not recorded."""
 
     kind = 0
     """Number of its kind, known from its end on."""
@@ -119,6 +123,8 @@ class Step:
             # before the outline is cleared: from here on no other thread writes to it
             steps.thread = steps.outline.thread = thread
             self.turn = steps.next_turn(self._by_call)
+            if self.turn.is_bare:
+                steps.timing.begin(steps.quiet.usual_ns)
             self._active = []
             self._window, steps.window = steps.window, None
             if not self.turn.is_bare:
@@ -186,6 +192,7 @@ class Step:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
         steps, handled_before = self._steps, self._steps.storing.handled
+        self.phases = of_step(steps.timing.end(), self.start_ns, self.end_ns)
         steps.between.end_step()
         try:
             if self._active:
@@ -230,6 +237,7 @@ class Step:
             step, self._beside = self._beside, None
             step.abandon()
             return
+        steps.timing.end()
         steps.between.drop_step()
         steps.threads.end(self.thread, clock.monotonic_ns())
         self._recording, steps.open, steps.outline.thread = False, None, None

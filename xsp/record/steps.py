@@ -22,6 +22,7 @@ from xsp.record.collecting import Collecting
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
+from xsp.record.phases import PhaseTiming
 from xsp.record.progress import ProgressDisplay
 from xsp.record.quiet import Quiet
 from xsp.record.schedule import NEW, SETTLE, Schedule, Turn
@@ -47,6 +48,7 @@ class Steps:
         self.blocks = blocks.Blocks()
         self.progress = ProgressDisplay()
         self.outline = Outline()
+        self.timing = PhaseTiming(self.outline)
         self.kinds = Kinds(self.outline.subjects.layouts)
         self.loop = Loop()
         self.usage = Usage()
@@ -239,7 +241,7 @@ class Steps:
         self.loop.add((
             self._identity.rank, step.number, 1, kind.number, turn.rung, steady, step.start_ns, dur_ns,
             step.waited_ns, self.waited_ns, step.own_ns, samples, step.status_number, *usage, step.thread,
-            step.beside_ns,
+            step.beside_ns, *step.phases,
         ))  # fmt: skip
         self.waited_ns = 0
         self.schedule.count_step(turn, kind.number, dur_ns)

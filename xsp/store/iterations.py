@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
@@ -335,6 +336,14 @@ UNDISTURBED = f"""
 there are `MIN_ROWS`, else those that follow a bare step, else all. `most` is 0, 1 or 2 accordingly."""
 
 
+class PhaseShare(NamedTuple):
+    """The share of a phase in the time of steps that were not recorded."""
+
+    share: float
+    interval: stats.Interval | None
+    """Its 95 % interval; None for too few steps."""
+
+
 class Iteration(NamedTuple):
     """The time of one iteration of a kind on a rank; nanoseconds, means over the steps that were disturbed least."""
 
@@ -388,6 +397,9 @@ class Iteration(NamedTuple):
 
     is_beginning: bool = False
     """Whether its steps only begin a program, see `beginning_kinds`."""
+
+    phases: Mapping[str, PhaseShare] = MappingProxyType({})
+    """Shares of forward, backward and optimizer in `step_ns`, and as "" of the rest; empty if they were not timed."""
 
     @property
     def excess_ns(self) -> float:
@@ -491,6 +503,9 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
                    sum(steps * least(data_ns, coalesce(before_ns, 0))) AS data_before_ns,
                    sum(steps * before_ns) AS before_ns,
                    sum(steps * coalesce(beside_ns, 0)) AS beside_ns,
+                   list((steps, dur_ns, forward_ns, backward_ns, optimizer_ns,
+                             dur_ns - forward_ns - backward_ns - optimizer_ns) ORDER BY step)
+                       FILTER (forward_ns IS NOT NULL AND dur_ns > 0) AS phases,
                    sum(steps * samples) / sum(steps) FILTER (samples IS NOT NULL) AS samples, max(most) AS disturbed,
                    sum(steps * faults) / sum(steps) FILTER (faults IS NOT NULL) AS faults,
                    sum(steps * system_ns) / sum(steps) FILTER (system_ns IS NOT NULL) AS system_ns
@@ -502,7 +517,7 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
         )
         SELECT rank, kind, c.steps, recorded, c.ns AS total_ns, m.ns, times, weights, in_bursts, are_all, numbers,
                distances, waits, gaps, measured, step_ns, data_ns, before_ns, before_ns - data_before_ns AS between_ns,
-               samples, coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns
+               samples, coalesce(disturbed, 2) AS disturbed, faults, system_ns, beside_ns, phases
         FROM totals c LEFT JOIN measured m USING (rank, kind) ORDER BY rank, c.ns DESC, kind, are_all
         """
     )
@@ -604,7 +619,28 @@ def _iteration(
         stats.mean_interval(row["waits"], row["weights"]),
         stats.mean_interval([gap or 0.0 for gap in row["gaps"]], row["weights"]),
         fading_ns=row.get("fading_ns"),
+        phases=_phase_shares(row["phases"] or (), measured_steps),
     )
+
+
+def _phase_shares(rows: Sequence[tuple[Any, ...]], measured_steps: int) -> dict[str, PhaseShare]:
+    """Return the share of each phase in the time of steps; empty if the phases of most of them were not timed.
+
+    Args:
+        rows: number, mean duration and mean times of the phases of the steps of each row of the loop.
+        measured_steps: number of steps, with those without times of phases.
+    """
+    weights = [row[0] for row in rows]
+    if 2 * sum(weights) < measured_steps or len(rows) < MIN_ROWS:
+        return {}
+    step_ns = math.fsum(row[0] * row[1] for row in rows) / sum(weights)
+    shares = {}
+    for name, place in (("forward", 2), ("backward", 3), ("optimizer", 4), ("", 5)):
+        times = [row[place] for row in rows]
+        share = math.fsum(map(operator.mul, times, weights)) / sum(weights) / step_ns
+        interval = stats.mean_interval(times, weights)
+        shares[name] = PhaseShare(share, None if interval is None else interval.scale(1 / step_ns))
+    return shares
 
 
 def idle_hooks_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:

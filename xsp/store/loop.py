@@ -36,10 +36,11 @@ MAX_ROW_BYTES = 2 << 30
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
 _STATUS = ("ok", "error", "unclosed")
-_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread")
+_PHASES = ("forward_ns", "backward_ns", "optimizer_ns")
+_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread", *_PHASES)
 """Columns in which -1 means null."""
 
-_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns")
+_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns", *_PHASES)
 """Columns that are missing in loops of earlier versions."""
 
 
