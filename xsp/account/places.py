@@ -104,7 +104,7 @@ def _on_host(
         if entry.name in (names.FORWARD, names.BACKWARD):
             python = _python(trace, account, recorded, phases, entry.name)
             is_most = python is not None and 2 * python.ms >= whole_ms
-            candidates = [python if is_most else None, _module_on_host(trace, account, entry), *candidates]
+            candidates = [python if is_most else None, _module_on_host(trace, account, entry, whole_ms), *candidates]
         if entry.name in (names.OUTSIDE, names.BETWEEN):
             candidates.insert(0, _frame(trace, account.rank, recorded, phases, entry.name))
         if entry.name == names.OUTSIDE:
@@ -126,7 +126,9 @@ def _on_host(
             entries.append(entry)
             continue
         # places are as recorded, the entry is as long as without recording
-        factor = min(1.0, (entry.ms or 0.0) / whole_ms) if whole_ms else 1.0
+        factor = (entry.ms or 0.0) / whole_ms if whole_ms else 1.0
+        if entry.name not in names.PHASES or account.devices:  # then it may be longer by what recordings do not show
+            factor = min(1.0, factor)
         ms = min(place.ms * factor, entry.ms or 0.0)
         entries.append(replace(entry, place=place.name, place_ms=ms, calls=place.calls, spans=place.spans))
     return tuple(entries)
@@ -192,8 +194,11 @@ def _many(calls: dict[str, Any], phases: PhaseTimes, phase: str, count: int) -> 
     return _Place(f"{number:,.0f} operators", ms, 1.0)
 
 
-def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place | None:
-    """Return the module, or the class of modules, with most time of its own on the host in a phase."""
+def _module_on_host(trace: Trace, account: Iterations, entry: Entry, recorded_ms: float) -> _Place | None:
+    """Return the module, or the class of modules, with most time of its own on the host in a phase.
+
+    Its share of the modules' true times, or of the phase if that is longer, as a part of the phase's recorded time.
+    """
     if (account.rank, account.kind) != (trace.rank, trace.kind):
         return None
     rows = trace.con.execute(
@@ -218,7 +223,7 @@ def _module_on_host(trace: Trace, account: Iterations, entry: Entry) -> _Place |
     if not rows:
         return None
     type_name, ms, calls, modules, name, spans, whole_ms, longest_ms, longest, span = rows[0]
-    factor = min(1.0, (entry.ms or 0.0) / whole_ms) if whole_ms else 1.0
+    factor = recorded_ms / max(whole_ms, entry.ms or 0.0) if whole_ms else 1.0
     if modules > 1 and longest_ms > ms / 2:
         return _Place(f"{longest} ({type_name})", longest_ms * factor, 1.0, (span,))
     label = f"{name} ({type_name})" if modules == 1 and name != type_name else type_name

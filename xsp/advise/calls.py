@@ -303,7 +303,7 @@ def _trees(context: AdviceContext) -> list[HostCall]:
 def _scale_phases(step: HostCall, step_ns: float, host: Side) -> None:
     """Scale the phases of a step, with all that is in them, to the shares of the step that the account states for them.
 
-    Both come from recorded steps, but the account's from those with fewer levels: on a busy machine they differ.
+    The account's come from steps that were not recorded, or recorded at fewer levels: on a busy machine they differ.
     Phases inside other phases, as of an optimizer that calls the model, stay as they are.
     """
     calls: dict[str, list[HostCall]] = {}
