@@ -631,7 +631,7 @@ def _phase_shares(rows: Sequence[tuple[Any, ...]], measured_steps: int) -> dict[
         measured_steps: number of steps, with those without times of phases.
     """
     weights = [row[0] for row in rows]
-    if 2 * sum(weights) < measured_steps or len(rows) < MIN_ROWS:
+    if not rows or 2 * sum(weights) < measured_steps:
         return {}
     step_ns = math.fsum(row[0] * row[1] for row in rows) / sum(weights)
     shares = {}
