@@ -20,7 +20,7 @@ from typing import NamedTuple
 from parts import page, turns
 
 SLOW_SCRIPTS = (
-    "bare", "between", "unrecorded_steps", "true_time", "short_steps", "same_results", "compare_runs",
+    "bare", "between", "unrecorded_steps", "phases", "true_time", "short_steps", "same_results", "compare_runs",
     "layer_overhead", "op_overhead", "service_cost", "long_run", "sampling_cost", "graph_corpus", "block_timings",
     "shared_layers", "graph_memory", "construction", "measures_latency",
     "language_lengths", "estimators", "share_models", "share_load", "advice", "predict_configurations",

@@ -91,6 +91,9 @@ class Bare:
     faults: float = 0.0
     """Page faults in each iteration."""
 
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Shares of its phases in a step, of a program that times them."""
+
     steps: Sequence[tuple[float, float]] = ()
     """Seconds of each iteration, those before the clock is read too, and of processor time in it; if asked for."""
 
@@ -204,6 +207,7 @@ class Runner:
             others=others,
             clock_s=said["clock_s"],
             faults=said["faults"],
+            phases=said.get("phases", {}),
             steps=[(wall_s, used_s) for wall_s, used_s in said.get("steps", ())],
         )
 
