@@ -41,6 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "op_overhead": ("xsp adds %", "torch.profiler adds %"),
     "otlp_loss": ("lost", "spans/s"),
     "otlp_million": ("s", "API, ms"),
+    "phases": ("stated: off by", "recorded: off by"),
     "predict_scaling": ("with it",),
     "same_results": ("inference", "training", "xsp run"),
     "true_time": ("true / bare", "error %"),
