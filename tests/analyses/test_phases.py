@@ -143,6 +143,18 @@ def test_with_a_loop_percentages_are_of_its_iteration_and_waits_are_those_of_ste
     assert table[-1] == (10, 18, 19, 2, 0, 5.0, 3.0, 1.0, None), "no step of this part was recorded"
 
 
+def test_phases_that_were_timed_without_recording_are_in_each_part_of_a_run() -> None:
+    trace = trace_of(spans("step s 0-1000\nforward Net 0-300\nbackward b 300-800\noptimizer SGD 800-900"))
+    loop_of(trace, [
+        {"step": step, "start_ns": 10_000_000 * step, "dur_ns": 2e6, "forward_ns": 5e5 if step < 10 else 1e6,
+         "backward_ns": 6e5, "optimizer_ns": 2e5} for step in range(20)
+    ])  # fmt: skip
+    columns = "step_ms, forward_ms, backward_ms, optimizer_ms, rest_ms"
+    table = analyses.phases_over_time(trace).select(columns).fetchall()
+    assert table[1] == pytest.approx((2.0, 0.5, 0.6, 0.2, 0.7))
+    assert table[-1] == pytest.approx((2.0, 1.0, 0.6, 0.2, 0.2))
+
+
 def test_parts_of_a_run_have_about_as_many_steps_each_however_many_a_row_of_the_loop_has() -> None:
     trace = trace_of(spans("step s 0-1000\nforward Net 0-300", step=0))
     rows, step = [], 0

@@ -82,17 +82,25 @@ def phases_over_time(trace: Trace) -> Table:
     """The phases of the steps in each tenth of the run, to show a drift.
 
     `iteration_ms`, `data_ms` and `between_ms` are means over the steps of the part that were not recorded, if the run
-    has a loop. The others are means over its recorded steps with the model level only, as recorded; they are null if a
-    part has none. A phase without a call of the model level is null, and its time is in the rest. `at_s` is the start
-    of the part relative to the first step.
+    has a loop; on a processor the others are, too, if phases were timed. Else these are means over its recorded steps
+    with the model level only, null without any. A phase without a call of the model level is null, and its time is in
+    the rest. `at_s` is the start of the part relative to the first step.
     """
     steps = _recorded_steps(trace)
     present = [phase for phase in _PHASES_MS if steps and phase in steps[0].phase_ns]
+    main = account.of(trace).main
+    are_timed = main is not None and not main.devices and bool(present) and set(present) <= set(_PHASES_MS)
     stretches = _parts_of_loop(trace) or _parts_of_steps(steps)
     rows: list[tuple[Any, ...]] = []
     for part in stretches:
         recorded = [step for step in steps if part.first_step <= step.number <= part.last_step]
         means = {phase: _mean_ms(step.phase_ns[phase] for step in recorded) for phase in present}
+        step_ms = _mean_ms(step.ns for step in recorded)
+        rest_ms = _mean_ms(step.phase_ns[REST] for step in recorded)
+        if are_timed and part.timed_ms is not None:
+            step_ms, *timed_ms, data_ms = part.timed_ms
+            means |= {phase: ms for phase, ms in zip(names.PHASES, timed_ms, strict=True) if phase in present}
+            rest_ms = max(0.0, step_ms - sum(timed_ms) - data_ms)
         if part.data_ms is not None and (part.data_ms or DATA in means):
             means[DATA] = part.data_ms
         rows.append(
@@ -104,9 +112,9 @@ def phases_over_time(trace: Trace) -> Table:
                 part.steps,
                 len(recorded),
                 part.iteration_ms,
-                _mean_ms(step.ns for step in recorded),
+                step_ms,
                 *(means.get(phase) for phase in _PHASES_MS),
-                _mean_ms(step.phase_ns[REST] for step in recorded),
+                rest_ms,
                 part.between_ms,
             )
         )
@@ -123,10 +131,15 @@ class _Part(NamedTuple):
     iteration_ms: float | None = None
     data_ms: float | None = None
     between_ms: float | None = None
+    timed_ms: Sequence[float] | None = None
+    """Means of steps that were not recorded: of the step, its phases, and the wait for data in it; None if unknown."""
 
 
 def _parts_of_loop(trace: Trace) -> list[_Part]:
     """Return the parts of a run that has a loop; empty for other runs."""
+    own = "FILTER (forward_ns IS NOT NULL)"
+    columns = ("dur_ns", "forward_ns", "backward_ns", "optimizer_ns", "greatest(0, data_ns - coalesce(before_ns, 0))")
+    timed = ", ".join(f"sum(u.steps * {column}) {own} / sum(u.steps) {own} / 1e6" for column in columns)
     rows = trace.con.execute(
         f"""
         WITH {UNDISTURBED}, cut AS (
@@ -137,14 +150,15 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
         ), means AS (
             SELECT part, sum(u.steps * iteration_ns) / sum(u.steps) AS iteration_ns,
                    sum(u.steps * data_ns) / sum(u.steps) AS data_ns,
-                   sum(u.steps * greatest(coalesce(before_ns, 0) - data_ns, 0)) / sum(u.steps) AS between_ns
+                   sum(u.steps * greatest(coalesce(before_ns, 0) - data_ns, 0)) / sum(u.steps) AS between_ns,
+                   CASE WHEN count(forward_ns) > 0 THEN [{timed}] END AS timed_ms
             FROM (SELECT * FROM undisturbed WHERE {IS_ALIKE}) u JOIN cut USING (step) GROUP BY part
         ), bounds AS (
             SELECT part, min(step) AS first, max(step + steps - 1) AS last, min(start_ns) AS start_ns,
                    sum(steps) AS steps
             FROM cut GROUP BY part
         )
-        SELECT first, last, start_ns, steps, iteration_ns / 1e6, data_ns / 1e6, between_ns / 1e6
+        SELECT first, last, start_ns, steps, iteration_ns / 1e6, data_ns / 1e6, between_ns / 1e6, timed_ms
         FROM bounds LEFT JOIN means USING (part) ORDER BY part
         """
     ).fetchall()
