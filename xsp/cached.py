@@ -372,11 +372,6 @@ def _sources(folder: str) -> Iterator[str]:
 
 def _processor() -> list[Any]:
     """Return the processor's name and instruction sets, and the number of cores that this process may use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
-    except OSError:
-        return [platform.processor(), processes.cores()]
-    return [
-        *(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))),
-        processes.cores(),
-    ]
+    lines = processes.system_text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    names = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return [*(names if lines else [platform.processor()]), processes.cores()]

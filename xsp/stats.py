@@ -14,7 +14,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+Number = TypeVar("Number", bound=float)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,6 +110,15 @@ def trimmed_mean(values: Sequence[float], trim: float = TRIM, median_of_three: b
     ordered = sorted(values)
     inner = kept_indices(len(ordered), trim, median_of_three)
     return math.fsum(ordered[i] for i in inner) / len(inner)
+
+
+def known_sum(values: Iterable[Number | None]) -> Number | None:
+    """Return the sum of values; None if one of them is unknown."""
+    known = list(values)
+    if None in known:
+        return None
+    total: Any = math.fsum if any(isinstance(value, float) for value in known) else sum
+    return cast("Number", total(known))
 
 
 def percentile(values: Sequence[float], share: float, weights: Sequence[int] | None = None) -> float:

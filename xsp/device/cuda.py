@@ -19,6 +19,7 @@ from xsp.device import ceilings, machine, processor
 from xsp.device.contract import Accelerator, Fault, Managed, Substitutes
 from xsp.device.sharing import SharingDevice
 from xsp.errors import first_sentence
+from xsp.processes import system_text
 
 LEAST_FREE_SHARE = 0.1
 """Share of a device's memory below which it is too small, or too busy, for anything."""
@@ -462,11 +463,7 @@ class Hip(Cuda):
 
 
 def _driver() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"(\d+\.\d+(\.\d+)?)", text)
+    match = re.search(r"(\d+\.\d+(\.\d+)?)", system_text("/proc/driver/nvidia/version"))
     return None if match is None else match.group(1)
 
 

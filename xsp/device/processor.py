@@ -170,10 +170,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _instructions() -> list[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+    lines = processes.system_text("/proc/cpuinfo").splitlines()
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     return [flag for flag in FLAGS if flag in flags]
 
@@ -232,7 +229,4 @@ def _version(package: str) -> str | None:
 
 
 def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
+    return processes.system_text(path).strip() or None

@@ -6,7 +6,6 @@ raises an error with the reason. This process is an agent, a subprocess is anoth
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import socket
@@ -135,12 +134,13 @@ def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, de
         labels: properties that no program can look up: rack, interconnect.
         devices: include GPUs, which imports torch if it is installed.
     """
+    memory_bytes = processes.total_memory_bytes()
     return Facts(
         name=name,
         architecture=platform.machine(),
         cpu=machine.cpu_model() or "",
         cores=processes.cores(),
-        memory_gib=_memory_gib(),
+        memory_gib=None if memory_bytes is None else memory_bytes / 2**30,
         gpus=requested.accelerators() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
@@ -320,10 +320,3 @@ def _parse_gib(text: str) -> float | None:
         return None
     unit = (match[2] or "g")[0]
     return float(match[1]) * {"m": 1 / 1024, "g": 1.0, "t": 1024.0}[unit]
-
-
-def _memory_gib() -> float | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    except (ValueError, OSError, AttributeError):
-        return None

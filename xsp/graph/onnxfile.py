@@ -16,6 +16,7 @@ from xsp.errors import GraphError, first_line
 from xsp.graph import keys, onnxshapes
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
 from xsp.graph.values import Flow
+from xsp.stats import known_sum
 from xsp.version import __version__
 
 CONSTANTS = frozenset(["Constant", "ConstantOfShape"])
@@ -329,8 +330,7 @@ class _Reader:
     def _parameters(self) -> int | None:
         """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
         tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
-        elements = [tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)]
-        return None if None in elements else sum(filter(None, elements))
+        return known_sum(tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor))
 
 
 def _is_weight(tensor: Tensor) -> bool:

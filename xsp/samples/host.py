@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from xsp.processes import system_text
 from xsp.samples.source import Reading, Source
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6)
@@ -53,7 +54,7 @@ class Host(Source):
         pages = _words(self._process / "statm")
         if len(pages) > 1:
             yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
-        text = _text(self._process / "stat")
+        text = system_text(self._process / "stat")
         # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
         for name, ticks in (
@@ -68,7 +69,7 @@ class Host(Source):
             yield from self._clocks()
 
     def _host_ticks(self) -> int | None:
-        name, *words = _text(self._proc / "stat").partition("\n")[0].split() or [""]
+        name, *words = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
         return (
             sum(int(words[position]) for position in _BUSY_FIELDS)
             if name == "cpu" and len(words) > max(_BUSY_FIELDS)
@@ -87,7 +88,7 @@ class Host(Source):
         return (ticks - previous[0]) / self._ticks_per_s / ((now - previous[1]) / 1e9)
 
     def _memory(self) -> Iterator[Reading]:
-        for line in _text(self._proc / "meminfo").splitlines():
+        for line in system_text(self._proc / "meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
 
@@ -96,20 +97,12 @@ class Host(Source):
         readings = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
         clocks = [int(fields[0]) / 1e3 for fields in readings if fields and fields[0].isdigit()]
         if not clocks:
-            lines = _text(self._proc / "cpuinfo").splitlines()
+            lines = system_text(self._proc / "cpuinfo").splitlines()
             clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
         if clocks:
             yield Reading("host.cpu.clock", "MHz", sum(clocks) / len(clocks))
             yield Reading("host.cpu.clock.highest", "MHz", max(clocks))
 
 
-def _text(path: Path) -> str:
-    """Return the current content of a kernel file; empty if it does not exist, as after the end of a process."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _words(path: Path) -> list[str]:
-    return _text(path).split()
+    return system_text(path).split()
