@@ -31,7 +31,13 @@ def conclusion(comparison: Comparison) -> list[str]:
         sentences += _other_devices(comparison)
         sentences += [*causes.on_device(comparison), *causes.layers(comparison)]
     if _is_pair(comparison):
-        sentences += _pair_note(comparison)
+        detectable = comparison.step.detectable_percent
+        limit = f", so no change below {detectable:.0f} % is certain" if detectable is not None else ""
+        sentences += [
+            "With one run per side, a difference between the programs cannot be separated from one between two starts "
+            f"of the same program: starts may differ by {100 * START_SPREAD:.0f} %{limit}. "
+            f"To know more: {MORE_RUNS}."
+        ]
     elif step.detectable_percent is not None:
         sentences.append(
             f"The smallest change of the step that would have been found with a probability of 80 %: "
@@ -103,16 +109,6 @@ _WORDS = {
     FASTER_HERE: "B was faster than A in these two runs",
     NO_EVIDENCE: "no evidence of change as a whole",
 }
-
-
-def _pair_note(comparison: Comparison) -> list[str]:
-    detectable = comparison.step.detectable_percent
-    limit = f", so no change below {detectable:.0f} % is certain" if detectable is not None else ""
-    return [
-        "With one run per side, a difference between the programs cannot be separated from one between two starts of "
-        f"the same program: starts may differ by {100 * START_SPREAD:.0f} %{limit}. "
-        f"To know more: {MORE_RUNS}."
-    ]
 
 
 def _is_pair(comparison: Comparison) -> bool:

@@ -211,7 +211,8 @@ class _Step:
             return None
         ids = {span_id: index for index, span_id in enumerate(self._column("span_id")) if span_id is not None}
         parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._column("parent_id")]
-        rule = [_NUMBERS[text] or EXPLICIT for text in map(_text, self._column("parent_rule"))]
+        rules = self._column("parent_rule")
+        rule = [_NUMBERS[None if text is None else str(text)] or EXPLICIT for text in rules]
         return NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
 
     def result_columns(self, order: Array, spans: Spans, tree: Parents) -> list[Sequence[Any]]:
@@ -314,10 +315,6 @@ class _Step:
 
 _RULE_NAMES = tuple(None if rule is None else rule.value for rule in RULES)
 _UNKNOWN, _INFERRED, _EXACT = str(Grade.UNKNOWN), str(Grade.INFERRED), str(Grade.EXACT)
-
-
-def _text(value: str | None) -> str | None:
-    return None if value is None else str(value)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -161,10 +161,6 @@ def _matrix_product(offset: int = 0) -> Formula:
     return formula
 
 
-def _linear(inputs: Inputs) -> Traffic:
-    return Traffic(inputs.total_bytes(), prod(inputs.shapes[0][:-1]) * inputs.shapes[1][0] * inputs.element_bytes(0))
-
-
 def _scaled_product(inputs: Inputs) -> Traffic:
     """Write the requested type, which Kineto states by its number."""
     (rows, _), (_, columns) = inputs.shapes[:2]
@@ -193,11 +189,6 @@ def _write_result(inputs: Inputs, result: Sequence[int]) -> Traffic:
     """Read all tensors, write a tensor of the shape `result` and of the type of the first tensor."""
     tensors = [position for position in range(len(inputs.shapes)) if inputs.has_tensor(position)]
     return Traffic(inputs.total_bytes(), prod(result) * inputs.element_bytes(tensors[0]))
-
-
-def _gradient(inputs: Inputs) -> Traffic:
-    """Read all tensors, write a gradient whose size is the first input."""
-    return _write_result(inputs, inputs.option(0))
 
 
 def _convolution_backward(inputs: Inputs) -> Traffic:
@@ -413,7 +404,12 @@ FORMULAS: dict[str, Formula] = {
     # matrix products
     **dict.fromkeys(("mm", "bmm"), _matrix_product()),
     **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _matrix_product(offset=1)),
-    **dict.fromkeys(("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
+    **dict.fromkeys(
+        ("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"),
+        lambda inputs: Traffic(
+            inputs.total_bytes(), prod(inputs.shapes[0][:-1]) * inputs.shapes[1][0] * inputs.element_bytes(0)
+        ),
+    ),
     "_int_mm": lambda inputs: Traffic(inputs.total_bytes(), inputs.shapes[0][0] * inputs.shapes[1][1] * SIZES["int"]),
     "_scaled_mm": _scaled_product,
     # convolutions
@@ -425,7 +421,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "convolution_backward": _convolution_backward,
-    **dict.fromkeys(_GRADIENTS, _gradient),
+    **dict.fromkeys(_GRADIENTS, lambda inputs: _write_result(inputs, inputs.option(0))),
     # attention
     **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention),

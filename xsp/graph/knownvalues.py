@@ -81,7 +81,10 @@ class KnownValues(TorchDispatchMode):
         except Exception:
             if known_result is None or func._schema.is_mutable:
                 raise
-            result = tree_map(_empty, known_result)
+            result = tree_map(
+                lambda value: torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value,
+                known_result,
+            )
         if name == _ATTENTION:
             result = kernels.attention(result, *args, **keywords)
         elif name in kernels.CONVOLUTIONS:
@@ -206,7 +209,3 @@ def _makes_small_result(args: tuple[Any, ...]) -> bool:
         if isinstance(number, int) and abs(number) > 1:
             count *= abs(number)
     return count <= MAX_ELEMENTS
-
-
-def _empty(value: Any) -> Any:
-    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value

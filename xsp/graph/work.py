@@ -308,14 +308,6 @@ def _tensordot(call: Call) -> int:
     return contraction.tensordot(left, right, arguments["dims_self"], arguments["dims_other"])
 
 
-def _matrix_chain(call: Call) -> int:
-    return contraction.chain([_shape(tensor) for tensor in call.inputs])
-
-
-def _matrix_power(call: Call) -> int:
-    return contraction.power(_shape(call.inputs[0]), dict(call.arguments)["n"])
-
-
 def _covariance(call: Call) -> int:
     """Return the operations of the product of (variables, observations) with its transpose."""
     *variables, observations = _shape(call.inputs[0]) or (1,)
@@ -378,8 +370,14 @@ COMPOSITE: Mapping[str, Formula] = {
     "aten::bilinear": _bilinear,
     "aten::_trilinear": _trilinear,
     "aten::tensordot": _tensordot,
-    **dict.fromkeys(("aten::linalg_multi_dot", "aten::chain_matmul"), _matrix_chain),
-    **dict.fromkeys(("aten::matrix_power", "aten::linalg_matrix_power"), _matrix_power),
+    **dict.fromkeys(
+        ("aten::linalg_multi_dot", "aten::chain_matmul"),
+        lambda call: contraction.chain([_shape(tensor) for tensor in call.inputs]),
+    ),
+    **dict.fromkeys(
+        ("aten::matrix_power", "aten::linalg_matrix_power"),
+        lambda call: contraction.power(_shape(call.inputs[0]), dict(call.arguments)["n"]),
+    ),
     **dict.fromkeys(("aten::cov", "aten::corrcoef"), _covariance),
     "aten::linalg_vecdot": _vector_products,
     "aten::linalg_matrix_norm": _matrix_norm,

@@ -61,7 +61,10 @@ MIN_EARLY_NS = 1_000
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield the findings on device work; nothing for a run without devices."""
     devices = trace.run.machine.devices
-    work = _work(trace)
+    rows = trace.con.execute(
+        f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
+    ).fetchall()
+    work = _Work(*rows[0])
     yield from _doubts(trace)
     if not work.spans:
         if trace.run.counters is not None:
@@ -123,13 +126,6 @@ class _Work(NamedTuple):
 
     spans: int
     ns: int
-
-
-def _work(trace: Trace) -> _Work:
-    rows = trace.con.execute(
-        f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
-    ).fetchall()
-    return _Work(*rows[0])
 
 
 _IS_LAUNCH = f"device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL"

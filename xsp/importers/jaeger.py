@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from xsp.errors import TraceError
@@ -22,7 +22,6 @@ from xsp.importers.contract import Imported, Losses, RowImporter, is_url, open_b
 from xsp.importers.otlp import MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 
 if TYPE_CHECKING:
-    from urllib.error import HTTPError
     from urllib.request import Request
 
 SECONDS = 30
@@ -132,7 +131,11 @@ def _get(url: str, place: str) -> bytes:
             return _body(response, place)
     except errors.HTTPError as error:
         with error:
-            _raise_for_status(error, place)
+            if error.code == 404:
+                raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
+            if error.code in (401, 403):
+                raise TraceError(f"{place}: not allowed ({error.code}); put credentials into the URL") from None
+            raise TraceError(f"{place}: answers with {error.code}") from None
     except errors.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise TraceError(f"{place}: no answer ({reason}); is Jaeger running there?") from None
@@ -174,14 +177,6 @@ def _body(response: Any, place: str) -> bytes:
         if time.monotonic() > end:
             raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
     return bytes(content)
-
-
-def _raise_for_status(error: HTTPError, place: str) -> NoReturn:
-    if error.code == 404:
-        raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
-    if error.code in (401, 403):
-        raise TraceError(f"{place}: not allowed ({error.code}); put credentials into the URL") from None
-    raise TraceError(f"{place}: answers with {error.code}") from None
 
 
 # --- as JSON ------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,7 +74,9 @@ def load(
             received.put_in_order(location, Path(folder.name), finished=False)
         except received.OvertakenError:
             return load(path, skip_damaged=skip_damaged, trace_id=trace_id, kind=kind)
-        return _load_temporary(folder, Path(folder.name), kind)
+        trace = load(Path(folder.name), kind=kind)
+        weakref.finalize(trace.con, folder.cleanup)
+        return trace
     run = _with_misfit_notes(rundir.read_job(location))
     if run.parts:
         return _load_parts(location, run, skip_damaged, kind)
@@ -262,12 +263,6 @@ def _load_run_of(names: Sequence[str], run_dir: Path, kind: int | str | None) ->
     return trace
 
 
-def _load_temporary(folder: tempfile.TemporaryDirectory[str], run_dir: Path, kind: int | str | None = None) -> Trace:
-    trace = load(run_dir, kind=kind)
-    weakref.finalize(trace.con, folder.cleanup)
-    return trace
-
-
 def _load_files(
     con: duckdb.DuckDBPyConnection,
     files: list[Path],
@@ -280,7 +275,8 @@ def _load_files(
     """Load the files of a run, none if it has only requests; `is_sequence`: of several runs of one program, one after
     the other."""
     number = _number_of(kind, run)
-    folders = _folders(files) or _run_folders(location, run)
+    folders = list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
+    folders = folders or _run_folders(location, run)
     damaged, offsets = (
         loop.create_table_in_sequence(con, folders) if is_sequence else (loop.create_table(con, folders), {})
     )
@@ -330,11 +326,6 @@ def _load_files(
         command = f"xsp analyze {shlex.quote(str(location))} kinds"
         raise UsageError(f"{location}: no step of the kind {kind!r} was recorded; `{command}` lists them")
     return trace
-
-
-def _folders(files: list[Path]) -> list[Path]:
-    """Return the run directories that contain the segments."""
-    return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
 
 
 def _run_folders(location: Path, run: Run) -> list[Path]:

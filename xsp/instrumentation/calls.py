@@ -198,7 +198,11 @@ class CallRecorder:
                 for call in traced_calls:
                     with contextlib.suppress(Exception):  # a processor of the service may raise; the thread continues
                         call.span.end(call.end + call.anchor.offset_ns)
-                self._forget(calls)
+                now = clock.monotonic_ns()
+                with self._switch_lock:
+                    self._unread_calls.difference_update(calls)
+                    oldest = min((call.start for call in self._unread_calls), default=now)
+                self._collecting.drop_before(oldest)
 
     def _rows(self, item: SampledCall | CallWindow) -> list[Span]:
         """Return the rows of a call; for a window, of all threads, because work may belong to any of its calls."""
@@ -206,14 +210,6 @@ class CallRecorder:
             return self._collecting.rows_during(item.anchor, item.start, item.end, item.thread)
         layers = self._collecting.rows_during(item.anchor, item.start, item.end)
         return layers + self._collecting.rows(item.anchor, by_thread=False)
-
-    def _forget(self, calls: Sequence[SampledCall]) -> None:
-        """Make the collectors drop the rows that no call needs any more."""
-        now = clock.monotonic_ns()
-        with self._switch_lock:
-            self._unread_calls.difference_update(calls)
-            oldest = min((call.start for call in self._unread_calls), default=now)
-        self._collecting.drop_before(oldest)
 
     def _hand_over(self, calls: Sequence[SampledCall], rows: list[Span]) -> None:
         """Complete the models' spans, and put the rows below them into the delivery queue."""

@@ -148,15 +148,6 @@ class Kinds:
                 return max(latest_first, key=latest_first.count)  # the latest one of equals
         return None
 
-    def _count_successor(self, kind: int) -> None:
-        last = tuple(self._last)
-        if len(self._successors) >= MOST_CONTEXTS:
-            self._successors.clear()
-        for length in CONTEXTS:
-            if len(last) >= length:
-                self._successors.setdefault(last[-length:], deque(maxlen=LATEST_SUCCESSORS)).append(kind)
-        self._last.append(kind)
-
     def count_step(
         self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None, is_next: bool = True
     ) -> Classification:
@@ -174,7 +165,13 @@ class Kinds:
         kind = entry.kind
         kind.step_count += 1
         if is_next:
-            self._count_successor(kind.number)
+            last = tuple(self._last)
+            if len(self._successors) >= MOST_CONTEXTS:
+                self._successors.clear()
+            for length in CONTEXTS:
+                if len(last) >= length:
+                    self._successors.setdefault(last[-length:], deque(maxlen=LATEST_SUCCESSORS)).append(kind.number)
+            self._last.append(kind.number)
         if stated_samples is not None:
             kind.batch = Batch(stated_samples, "stated")
             return Classification(kind, kind.batch)

@@ -23,7 +23,7 @@ from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
-from xsp.health.finding import Finding, Severity
+from xsp.health.finding import Severity
 from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
@@ -109,6 +109,11 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     side = main.device if main is not None else None
     findings = health(trace)
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
+    doubtful = [each for each in findings if each.severity is Severity.WARNING and each.best_grade != "A"]
+    doubtful.sort(key=lambda each: each.best_grade, reverse=True)
+    texts = [f"{each.subject}: {each.text}" for each in doubtful[:MOST_DOUBTS]]
+    if len(doubtful) > MOST_DOUBTS:
+        texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
     return FirstScreen(
         _heading(trace, accounted),
         _limit(trace, accounted),
@@ -116,7 +121,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         *(_sides(trace, accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
         tuple(_worth(_advice(trace) if pieces is None else pieces)) if accounted.steps_found else (),
-        tuple(_doubts(findings)),
+        tuple(texts),
         grade(findings).letter,
         _next(shown_source),
         any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
@@ -245,16 +250,6 @@ def _worth(pieces: Sequence[Advice]) -> list[Advice]:
     """Return the pieces that belong on the first screen; its sentence on requests has what shortens these."""
     known = [piece for piece in pieces if piece.gain_known and not piece.option and piece.of is None]
     return [piece for piece in known if piece.of_step_percent >= LEAST_PERCENT][:MOST_PIECES]
-
-
-def _doubts(findings: Sequence[Finding]) -> list[str]:
-    """Return the findings that lower the grade, the worst first."""
-    doubtful = [each for each in findings if each.severity is Severity.WARNING and each.best_grade != "A"]
-    doubtful.sort(key=lambda each: each.best_grade, reverse=True)
-    texts = [f"{each.subject}: {each.text}" for each in doubtful[:MOST_DOUBTS]]
-    if len(doubtful) > MOST_DOUBTS:
-        texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
-    return texts
 
 
 # --- text ---------------------------------------------------------------------------------------------------------

@@ -65,7 +65,9 @@ class Host(Source):
             if cores is not None:
                 yield Reading(name, "cores", cores)
         if include_slow:
-            yield from self._memory()
+            for line in system_text(self._proc / "meminfo").splitlines():
+                if line.startswith("MemAvailable:"):
+                    yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
             yield from self._clocks()
 
     def _host_ticks(self) -> int | None:
@@ -86,11 +88,6 @@ class Host(Source):
         if previous is None or now <= previous[1]:
             return None
         return (ticks - previous[0]) / self._ticks_per_s / ((now - previous[1]) / 1e9)
-
-    def _memory(self) -> Iterator[Reading]:
-        for line in system_text(self._proc / "meminfo").splitlines():
-            if line.startswith("MemAvailable:"):
-                yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
 
     def _clocks(self) -> Iterator[Reading]:
         """Yield the mean and the highest clock of the cores, from cpufreq, else from /proc/cpuinfo."""

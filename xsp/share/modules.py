@@ -212,7 +212,12 @@ def _assign(
     """
     device = _device_of(attached_weights[0])
     parameters, buffers, valueless_buffers, moved_buffers = _slots(module, device)
-    available = _available(attached_weights, source)
+    # the tensors by name
+    counts = Counter(tensor.name for weights in attached_weights for tensor in weights.tensors)
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
+        raise ShareError(f"{source}: more than one shard has {_first_names(duplicates)}")
+    available = {tensor.name: (weights, tensor) for weights in attached_weights for tensor in weights.tensors}
     groups: dict[int, list[str]] = {}
     for name, (owner, attribute) in parameters.items():
         groups.setdefault(id(owner._parameters[attribute]), []).append(name)
@@ -265,19 +270,6 @@ def _assign(
     keys = ",".join(f"sha256:{weights.key}" for weights in attached_weights)
     hit = all(weights.hit for weights in attached_weights)
     return Attachment(keys, hit, shared_count, shared_bytes, private, private_bytes, unused)
-
-
-def _available(attached_weights: Sequence[SharedWeights], source: str) -> dict[str, tuple[SharedWeights, StoredTensor]]:
-    """Return the tensors of attached weights by name.
-
-    Raises:
-        ShareError: two shards have a tensor of the same name.
-    """
-    counts = Counter(tensor.name for weights in attached_weights for tensor in weights.tensors)
-    duplicates = [name for name, count in counts.items() if count > 1]
-    if duplicates:
-        raise ShareError(f"{source}: more than one shard has {_first_names(duplicates)}")
-    return {tensor.name: (weights, tensor) for weights in attached_weights for tensor in weights.tensors}
 
 
 def _check_names(label: str, missing: Sequence[str], unused: Sequence[str], valueless_buffers: Sequence[str]) -> None:

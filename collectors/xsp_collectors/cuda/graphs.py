@@ -84,15 +84,12 @@ class Captures:
         graph = cupti.GraphData.from_ptr(int(resource.resource_descriptor))
         node = cupti.get_graph_node_id(int(graph.node))
         if number == self._created_id:
-            self._paths[node] = self._path(sys._getframe())
+            modules = _running_modules(sys._getframe())
+            self._paths[node] = tuple(self._layer(module, modules[0]) for module in modules)
         else:
             original = self._paths.get(cupti.get_graph_node_id(int(graph.original_node)))
             if original is not None:
                 self._paths[node] = original
-
-    def _path(self, frame: FrameType) -> Path:
-        modules = _running_modules(frame)
-        return tuple(self._layer(module, modules[0]) for module in modules)
 
     def _layer(self, module: Any, outermost: Any) -> LayerCall:
         names = self._names.get(outermost)
