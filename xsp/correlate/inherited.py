@@ -110,19 +110,15 @@ def inherit(spans: Spans, parents: Parents, codes: Array, steps: StepTimes | Non
         phase[rows] = np.where(phase[rows] == 0, phase[parent], phase[rows])
         weak[rows] |= weak[parent] & ~is_layer[rows]
     allocated, inner_bits = _descendant_sums(spans, parents)
+    # number the layers of each step
+    index = np.full(len(step), -1, np.int64)
+    layer_rows = np.flatnonzero(is_layer)
+    if layer_rows.size:
+        index[layer_rows] = _ordinals(step[layer_rows]) - 1
     return Inherited(
-        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, parents, codes, step, by_depth),
+        order, step, layer, layers, index, phase, _keys(spans, parents, codes, step, by_depth),
         weak, allocated, inner_bits,
     )  # fmt: skip
-
-
-def _layer_index(is_layer: Array, step: Array) -> Array:
-    """Number the layers of each step."""
-    index = np.full(len(step), -1, np.int64)
-    layers = np.flatnonzero(is_layer)
-    if layers.size:
-        index[layers] = _ordinals(step[layers]) - 1
-    return index
 
 
 def _ordinals(group: Array) -> Array:

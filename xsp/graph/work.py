@@ -236,7 +236,10 @@ def flops_of(node: Node) -> int | None:
             return None
     if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
-    result = _trace_flops(call)
+    # the operations by the formulas for traces
+    shapes, kineto_dtypes, scalars = _kineto_arguments(call)
+    result_shape = call.outputs[0].shape if call.outputs else None
+    result = trace_formulas.flops(call.op, shapes, scalars, kineto_dtypes, result_shape)
     if result is not None:
         return result
     return None if may_multiply(call.op, is_opaque=node.kind is NodeKind.OPAQUE) else 0
@@ -245,13 +248,6 @@ def flops_of(node: Node) -> int | None:
 def may_multiply(op: str, *, is_opaque: bool = False) -> bool:
     """Return whether an operator may do products; of one outside of the framework (`is_opaque`) nobody knows."""
     return bool((is_opaque or MAY_MULTIPLY.search(op)) and not WITHOUT_PRODUCTS.search(op))
-
-
-def _trace_flops(call: Call) -> int | None:
-    """Return the operations by the formulas for traces."""
-    shapes, dtypes, scalars = _kineto_arguments(call)
-    result = call.outputs[0].shape if call.outputs else None
-    return trace_formulas.flops(call.op, shapes, scalars, dtypes, result)
 
 
 def _kineto_arguments(call: Call) -> tuple[list[Any], list[str], list[Any]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +286,14 @@ def _load_files(
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())
     }
     if is_sequence:
-        _create_sequence_view(con, files, offsets, stored_columns, same_columns)
+        # make the view `spans` of several runs of one program, with the numbers of steps that `loop` has
+        selection, parts = table.select_list(COLUMNS, stored_columns), []
+        for run_dir, offset in offsets.items():
+            source = table.parquet([file for file in files if file.parent.parent == run_dir], same_columns)
+            parts.append(
+                f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})"
+            )
+        con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
     else:
         if files:
             _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
@@ -359,21 +366,6 @@ def _create_samples_view(con: duckdb.DuckDBPyConnection, run_dir: Path, folders:
     if readable:
         con.execute(f"CREATE VIEW samples AS SELECT {columns} FROM {table.parquet(readable)}")
     return notes
-
-
-def _create_sequence_view(
-    con: duckdb.DuckDBPyConnection,
-    files: list[Path],
-    offsets: Mapping[Path, int],
-    stored_columns: set[str],
-    same_columns: bool,
-) -> None:
-    """Make the view `spans` of several runs of one program, with the numbers of steps that `loop` has."""
-    selection, parts = table.select_list(COLUMNS, stored_columns), []
-    for folder, offset in offsets.items():
-        source = table.parquet([file for file in files if file.parent.parent == folder], same_columns)
-        parts.append(f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})")
-    con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
 
 
 def _create_view(

@@ -262,7 +262,8 @@ class HttpSender:
         if code == 413:
             raise RequestTooLarge(text)
         if code in _RETRYABLE:
-            raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
+            delay = response.headers.get("Retry-After", "")
+            raise RetryableError(text, (float(delay) if delay.strip().isdecimal() else None))
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
         raise Refused(text, is_permanent=code in _NO_RECEIVER)
@@ -322,11 +323,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         argument = current.args[0] if current.args else None
         current = next((cause for cause in (reason, argument, current.__cause__, current.__context__)
                         if isinstance(cause, BaseException) and id(cause) not in visited), None)  # fmt: skip
-
-
-def _seconds(text: str) -> float | None:
-    """Return the seconds of a `Retry-After`; None for a date, which leaves the pause to the caller."""
-    return float(text) if text.strip().isdecimal() else None
 
 
 # --- gRPC --------------------------------------------------------------------------------------------------------

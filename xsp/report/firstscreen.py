@@ -114,6 +114,8 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     texts = [f"{each.subject}: {each.text}" for each in doubtful[:MOST_DOUBTS]]
     if len(doubtful) > MOST_DOUBTS:
         texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
+    on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
+    on_requests = on_kinds if trace.run.imported is not None and on_kinds else requests_sentence(trace) or on_kinds
     return FirstScreen(
         _heading(trace, accounted),
         _limit(trace, accounted),
@@ -128,16 +130,8 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         f"where the time of {_subject(accounted)} goes",
         trace.run.budget,
         trace.name,
-        _on_kinds(trace, accounted),
+        on_requests,
     )
-
-
-def _on_kinds(trace: Trace, accounted: Account) -> str:
-    """Return the sentence on kinds of steps, or on requests; of a run, which knows what each waits for, on requests."""
-    on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
-    if trace.run.imported is not None and on_kinds:
-        return on_kinds
-    return requests_sentence(trace) or on_kinds
 
 
 def _limit(trace: Trace, accounted: Account) -> str:
@@ -255,13 +249,6 @@ def _worth(pieces: Sequence[Advice]) -> list[Advice]:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
-def _cost(budget: Budget | None) -> str:
-    """Return how much longer the whole program took; empty if unknown."""
-    if budget is None or budget.program_percent is None or not budget.wall_ns:
-        return ""
-    return f"; xsp added {budget.added_ns / 1e9:.2g} s ({budget.program_percent:.0f} %)"
-
-
 def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None) -> str:
     """Return the screen as text of at most `MOST_LINES` lines.
 
@@ -274,7 +261,12 @@ def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | N
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*phrased(screen.heading, width, 2), ""]
     top += [line for sentence in screen.sentences for line in phrased(sentence, width, 4)]
-    graded = f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost)}"
+    # how much longer the whole program took; empty if unknown
+    if screen.cost is None or screen.cost.program_percent is None or not screen.cost.wall_ns:
+        cost = ""
+    else:
+        cost = f"; xsp added {screen.cost.added_ns / 1e9:.2g} s ({screen.cost.program_percent:.0f} %)"
+    graded = f"grade {screen.grade} (A to F: how reliable these figures are){cost}"
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
     table_rows = 1 + max(len(screen.host), len(screen.device))

@@ -57,9 +57,15 @@ class Host(Source):
         text = system_text(self._process / "stat")
         # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
+        first_word, *ticks_of_host = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
+        host_ticks = (
+            sum(int(ticks_of_host[position]) for position in _BUSY_FIELDS)
+            if first_word == "cpu" and len(ticks_of_host) > max(_BUSY_FIELDS)
+            else None
+        )
         for name, ticks in (
             ("process.cpu.use", int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None),
-            ("host.cpu.use", self._host_ticks()),
+            ("host.cpu.use", host_ticks),
         ):
             cores = self._cores(name, ticks)
             if cores is not None:
@@ -69,14 +75,6 @@ class Host(Source):
                 if line.startswith("MemAvailable:"):
                     yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
             yield from self._clocks()
-
-    def _host_ticks(self) -> int | None:
-        name, *words = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
-        return (
-            sum(int(words[position]) for position in _BUSY_FIELDS)
-            if name == "cpu" and len(words) > max(_BUSY_FIELDS)
-            else None
-        )
 
     def _cores(self, name: str, ticks: int | None) -> float | None:
         """Return how many cores were busy on average since the last reading; None for the first reading."""

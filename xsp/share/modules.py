@@ -266,7 +266,10 @@ def _assign(
             (owner._parameters if attribute in owner._parameters else owner._buffers)[attribute] = tensor
     if any(submodule.training for submodule in module.modules()):
         module.eval()
-    _refuse_training(module)
+    module.__dict__["train"] = _Refuses(module)
+    for member in module.modules():
+        if _guarded not in member._state_dict_hooks.values():
+            member._register_state_dict_hook(_guarded)
     keys = ",".join(f"sha256:{weights.key}" for weights in attached_weights)
     hit = all(weights.hit for weights in attached_weights)
     return Attachment(keys, hit, shared_count, shared_bytes, private, private_bytes, unused)
@@ -397,13 +400,6 @@ class _Refuses:
 
     def __reduce__(self) -> Any:
         return _Refuses, (self._module(),)  # the copy of a module gets the copy of its weakly referenced module
-
-
-def _refuse_training(module: torch.nn.Module) -> None:
-    module.__dict__["train"] = _Refuses(module)
-    for submodule in module.modules():
-        if _guarded not in submodule._state_dict_hooks.values():
-            submodule._register_state_dict_hook(_guarded)
 
 
 def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
