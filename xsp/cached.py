@@ -80,9 +80,13 @@ def software(*packages: str) -> dict[str, Any] | None:
     global _before_torch
     try:
         origins = {name: _origin(name) for name in ("torch", "xsp", *packages)}
+        # the processor's name and instruction sets, and the number of cores that this process may use
+        lines = processes.system_text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+        names = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+        processor = [*(names if lines else [platform.processor()]), processes.cores()]
         facts: dict[str, Any] = {
             "python": [sys.version, platform.machine(), platform.system(), platform.release()],
-            "processor": _processor(),
+            "processor": processor,
             "installed": sorted(_distributions()),
             "packages": {
                 name: [str(origin), _fingerprint(origin, all_sources=name != "torch")]
@@ -362,10 +366,3 @@ def _sources(folder: str) -> Iterator[str]:
                 yield from _sources(entry.path)
             elif entry.name.endswith((".py", ".so")):
                 yield entry.path
-
-
-def _processor() -> list[Any]:
-    """Return the processor's name and instruction sets, and the number of cores that this process may use."""
-    lines = processes.system_text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
-    names = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
-    return [*(names if lines else [platform.processor()]), processes.cores()]

@@ -192,7 +192,8 @@ class _Run:
         except NotTimeable:
             raise
         except Exception as error:  # ONNX Runtime's errors have no other common base class
-            raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
+            message = first_line(error).replace("[ONNXRuntimeError] : ", "")[:160]
+            raise NotTimeable(f"ONNX Runtime does not run it ({message})") from error
         if shapes != [tensor.shape for tensor in model.outputs.values()]:
             raise NotTimeable("its outputs have different shapes with generated input values")
 
@@ -411,7 +412,3 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
     **{(name, 1): _reduced_axes for name in _REDUCES},
 }
 """Operator and number of the input → function that returns the values that give the output its shape."""
-
-
-def _first(error: Exception) -> str:
-    return first_line(error).replace("[ONNXRuntimeError] : ", "")[:160]

@@ -129,7 +129,9 @@ def reason(output: str, code: int) -> str:
             return meaning
     errors = re.findall(r"==ERROR== (.+)", output)
     if errors:
-        return f"ncu failed: {_without_paths(errors[0])}"
+        # without paths, which may contain a user's name
+        message = re.sub(r"(?<![\w:])/\S+", "…", errors[0].strip())
+        return f"ncu failed: {message}"
     if NO_KERNELS in output:
         return "ncu saw no kernel in the step; it does not support devices before compute capability 7.0"
     return f"ncu wrote no report (exit status {code})"
@@ -147,8 +149,3 @@ def _export_table(program: str, report: Path, path: Path) -> Path:
             return path
     output = process.stderr.decode(errors="replace") + path.read_text(encoding="utf-8", errors="replace")
     raise CounterError(reason(output, process.returncode))
-
-
-def _without_paths(text: str) -> str:
-    """Return a message of ncu without paths, which may contain a user's name."""
-    return re.sub(r"(?<![\w:])/\S+", "…", text.strip())

@@ -80,7 +80,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     # The summary of the join: kernels with counters, and their share of device time.
     ns = sum(kernel.ns for kernel in kernels)
     counted_ns = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
-    summary = {
+    summary: dict[str, Any] = {
         "tool": "ncu",
         "kernels": len(kernels),
         "with_counters": len(by_kernel),
@@ -90,7 +90,13 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
         "rows_joined": sum(len(join.rows) for join in joins),
         "by_layer": all(join.has_layers for join in joins),
     }
-    _finish(run, content, summary, [_sentence(summary), *_missing_metrics(joins, by_kernel)])
+    sentence = (
+        f"{summary['with_counters']} of {summary['kernels']} kernels "
+        f"({summary['device_time_percent']} % of device time) have counters of Nsight Compute, "
+        f"{summary['with_flops']} of them operations; "
+        f"{summary['rows'] - summary['rows_joined']} of its {summary['rows']} rows match no kernel"
+    )
+    _finish(run, content, summary, [sentence, *_missing_metrics(joins, by_kernel)])
     return summary
 
 
@@ -185,15 +191,6 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Ke
             """
         )
         table.write_parquet(con, "segment", segment)
-
-
-def _sentence(summary: Mapping[str, Any]) -> str:
-    return (
-        f"{summary['with_counters']} of {summary['kernels']} kernels "
-        f"({summary['device_time_percent']} % of device time) have counters of Nsight Compute, "
-        f"{summary['with_flops']} of them operations; "
-        f"{summary['rows'] - summary['rows_joined']} of its {summary['rows']} rows match no kernel"
-    )
 
 
 def _missing_metrics(joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]) -> list[str]:

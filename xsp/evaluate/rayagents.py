@@ -159,22 +159,18 @@ class RayAgent:
             raise ProcessLost(reply["lost"])
         if "error" in reply:
             raise ManifestError(reply["error"])
-        return _store_files(reply["files"], manifest, options.store)
+        with results.new_result(options.store, manifest.identity) as (staging, paths):
+            for name, content in reply["files"].items():
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or not path.parts:
+                    raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                (staging / path).write_bytes(content)
+        return paths[0]
 
     def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> None:
         """Return None: another machine opens a manifest only to run it."""
         del manifest, folder, options, progress
-
-
-def _store_files(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
-    with results.new_result(store, manifest.identity) as (staging, paths):
-        for name, content in files.items():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
-                raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
-            (staging / path).parent.mkdir(parents=True, exist_ok=True)
-            (staging / path).write_bytes(content)
-    return paths[0]
 
 
 def connect(address: str) -> None:

@@ -145,15 +145,13 @@ def bytes_of(node: Node) -> int | None:
         read_bytes[0] = min(rows, selected_rows) * ((read_bytes[0] or 0) // max(1, rows))
     if call.op in ROUTED and len(read_bytes) > 1:
         read_bytes[1] = _routed(call, read_bytes[1] or 0)
-    return sum(filter(None, read_bytes)) + sum(filter(None, written_bytes)) + _changed_in_lists(call)
-
-
-def _changed_in_lists(call: Call) -> int:
-    """Return the bytes that an in-place operator on lists writes: it returns none of the tensors that it changes."""
+    # bytes that an in-place operator on lists writes: it returns none of the tensors that it changes
     if call.outputs or not call.op.endswith("_") or not call.op.startswith(ON_LISTS):
-        return 0
-    changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
-    return sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
+        changed_in_lists = 0
+    else:
+        changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
+        changed_in_lists = sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
+    return sum(filter(None, read_bytes)) + sum(filter(None, written_bytes)) + changed_in_lists
 
 
 def _partial_write_bytes(call: Call) -> int | None:

@@ -211,7 +211,11 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of a document in one of Jaeger's two formats."""
     for name in ("error", "errors"):
         if document.get(name):
-            raise TraceError(f"{place}: Jaeger answers with an error: {_message(document[name])}")
+            error = document[name]
+            first = error[0] if isinstance(error, list) and error else error
+            text = first.get("message", first.get("msg", "")) if isinstance(first, dict) else first
+            message = "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
+            raise TraceError(f"{place}: Jaeger answers with an error: {message}")
     result = document.get("result")
     if isinstance(result, dict):
         yield from otlp_json.parts_of(result, place)
@@ -220,12 +224,6 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
             yield from _ui_parts(trace, place)
     else:
         raise TraceError(f"{place}: not a Jaeger trace: it has neither result nor data")
-
-
-def _message(error: Any) -> str:
-    first = error[0] if isinstance(error, list) and error else error
-    text = first.get("message", first.get("msg", "")) if isinstance(first, dict) else first
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
 
 
 def _ui_parts(trace: Any, place: str) -> Iterator[ScopeSpans]:

@@ -116,6 +116,11 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
     on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
     on_requests = on_kinds if trace.run.imported is not None and on_kinds else requests_sentence(trace) or on_kinds
+    # what the two sides are of
+    if not accounted.steps_found:
+        subject = "the loop"
+    else:
+        subject = accounted.job.subject if accounted.job is not None else "an iteration"
     return FirstScreen(
         _heading(trace, accounted),
         _limit(trace, accounted),
@@ -127,7 +132,7 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         grade(findings).letter,
         _next(shown_source),
         any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
-        f"where the time of {_subject(accounted)} goes",
+        f"where the time of {subject} goes",
         trace.run.budget,
         trace.name,
         on_requests,
@@ -139,13 +144,6 @@ def _limit(trace: Trace, accounted: Account) -> str:
     if accounted.job is None and trace.run.empty is not None:
         return "Requests and steps of an engine are known, and no step of a model that it calls."
     return limit(accounted, _attention_ms(trace, accounted))
-
-
-def _subject(accounted: Account) -> str:
-    """Return what the two sides are of."""
-    if not accounted.steps_found:
-        return "the loop"
-    return accounted.job.subject if accounted.job is not None else "an iteration"
 
 
 def _sides(trace: Trace, accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
