@@ -164,19 +164,16 @@ class CallRecorder:
 
     def _read(self) -> None:
         while (item := self._ended_queue.get()) is not None:
-            self._wait_for_requests(item.calls if isinstance(item, CallWindow) else [item])
+            # wait for the requests to end: reading rows runs Python, which would delay the threads that answer them
+            from opentelemetry.trace import get_current_span
+
+            deadline = time.monotonic() + REQUEST_WAIT_S
+            open_requests = [call.context for call in (item.calls if isinstance(item, CallWindow) else [item])]
+            while open_requests and self._ended_queue.empty() and time.monotonic() < deadline:
+                open_requests = [context for context in open_requests if get_current_span(context).is_recording()]
+                if open_requests:
+                    time.sleep(0.002)
             self.drain(item)
-
-    def _wait_for_requests(self, calls: Sequence[SampledCall]) -> None:
-        """Wait for the requests to end: reading rows runs Python, which would delay the threads that answer them."""
-        from opentelemetry.trace import get_current_span
-
-        deadline = time.monotonic() + REQUEST_WAIT_S
-        open_requests = [call.context for call in calls]
-        while open_requests and self._ended_queue.empty() and time.monotonic() < deadline:
-            open_requests = [context for context in open_requests if get_current_span(context).is_recording()]
-            if open_requests:
-                time.sleep(0.002)
 
     def drain(self, item: SampledCall | CallWindow) -> None:
         """Read the rows of an ended call or window from the collectors, unless already read, and hand them over."""

@@ -257,7 +257,20 @@ class HttpSender:
     def _interpret(self, response: requests.Response, content: bytes) -> ReceiverAnswer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
         if 200 <= code < 300:
-            return self._accepted(content, kind)
+            try:
+                if "json" in kind:
+                    partial = json.loads(content or b"{}").get("partialSuccess") or {}
+                    return ReceiverAnswer(
+                        int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
+                    )
+                if content and "protobuf" not in kind:
+                    raise ValueError("no OTLP")
+                return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
+            except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+                detail = self._message(content, "text/plain")
+                raise Refused(
+                    f"{self._endpoint.name}: answers, but not like an OTLP receiver{detail}", is_permanent=True
+                ) from error
         text = f"{self._endpoint.name}: {code} {response.reason or ''}".rstrip() + self._message(content, kind)
         if code == 413:
             raise RequestTooLarge(text)
@@ -267,22 +280,6 @@ class HttpSender:
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
         raise Refused(text, is_permanent=code in _NO_RECEIVER)
-
-    def _accepted(self, content: bytes, kind: str) -> ReceiverAnswer:
-        try:
-            if "json" in kind:
-                partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                return ReceiverAnswer(
-                    int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
-                )
-            if content and "protobuf" not in kind:
-                raise ValueError("no OTLP")
-            return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
-        except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
-            detail = self._message(content, "text/plain")
-            raise Refused(
-                f"{self._endpoint.name}: answers, but not like an OTLP receiver{detail}", is_permanent=True
-            ) from error
 
     def _message(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""

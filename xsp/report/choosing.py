@@ -163,9 +163,6 @@ class _Condition:
             if not self._accept(")"):
                 raise self._error("a parenthesis is not closed")
             return condition
-        return self._predicate()
-
-    def _predicate(self) -> str:
         token = self._next_token
         if token.kind not in ("word", "quoted"):
             raise self._error("a column is missing" if token is _END else f"{token.text!r} is no column")

@@ -437,19 +437,7 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
     Raises:
         ShareError: there is no store, it is full, or a value of the state dict is not a tensor.
     """
-    file = _in_safetensors(weights)
-    try:
-        return f"sha256:{client.attach(file, folder).key}"
-    finally:
-        os.close(file)
-
-
-def _in_safetensors(weights: Mapping[str, torch.Tensor]) -> int:
-    """Return the descriptor of memory that holds a state dict in safetensors format.
-
-    Raises:
-        ShareError: the state dict has a value that the format does not support.
-    """
+    # the descriptor of memory that holds a state dict in safetensors format
     from safetensors.torch import save
 
     supported = set(TYPES.values())
@@ -463,11 +451,15 @@ def _in_safetensors(weights: Mapping[str, torch.Tensor]) -> int:
             kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
             raise ShareError(f"{label} is {kind}; only dense tensors of plain types can be")
     try:
-        return wire.in_memory(
+        file = wire.in_memory(
             save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
         )
     except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ShareError(f"the state dict cannot be shared: {first_line(error)}") from error
+    try:
+        return f"sha256:{client.attach(file, folder).key}"
+    finally:
+        os.close(file)
 
 
 class _EmptyBlocks(threading.local):
