@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
         "isa": isa(),
         "cores": processes.cores(),
         "memory_bytes": processes.total_memory_bytes(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
         **_torch(),
     }
 
@@ -60,12 +60,13 @@ def isa() -> list[str] | None:
     return [extension for extension in ISA if extension in flags] if flags else None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the installed version of a package; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # not for `import xsp`, see `xsp.plugins`
 
     try:
         return version(package)
-    except (PackageNotFoundError, OSError):  # OSError: the program has used up all file descriptors
+    except (PackageNotFoundError, ValueError, OSError):  # OSError: the program has used up all file descriptors
         return None
 
 

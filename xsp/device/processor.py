@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ class Processor(Device):
             "memory_gib": None if memory_bytes is None else round(memory_bytes / 2**30),
             "caches": [f"{level} {size}" for level, size in self.caches()],
             "variables": variables(os.environ),
-            "onnxruntime": _version("onnxruntime"),
+            "onnxruntime": machine.version_of("onnxruntime"),
             **of_torch,
         }
 
@@ -214,13 +213,6 @@ def _query_torch() -> dict[str, Any]:
         if match is not None
     }
     return {"torch": torch.__version__, "git": torch.version.git_version, **devices.libraries(), **libraries}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _read(path: Path) -> str | None:

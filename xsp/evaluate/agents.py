@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Protocol
 
@@ -144,17 +143,9 @@ def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, de
         gpus=requested.accelerators() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
-        packages={package: version for package in PACKAGES if (version := version_of(package)) is not None},
+        packages={package: version for package in PACKAGES if (version := machine.version_of(package)) is not None},
         labels=dict(labels or {}),
     )
-
-
-def version_of(package: str) -> str | None:
-    """Return the installed version of a package; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
 
 
 def unmet_requirements(manifest: Manifest, facts: Facts) -> list[str]:
@@ -252,7 +243,7 @@ def _unmet_software(manifest: Manifest, facts: Facts) -> list[str]:
         elif package not in ranges:
             ranges[package] = framework.version
     for package, specifier in ranges.items():
-        installed = facts.packages.get(package) or (version_of(package) if facts.beat_s is None else None)
+        installed = facts.packages.get(package) or (machine.version_of(package) if facts.beat_s is None else None)
         unmet += [f"{package} is not installed"] if installed is None else _unmet_range(package, specifier, installed)
     if software.container or manifest.model.container:
         container = "a container" if not isinstance(software.container, str) or not software.container else (

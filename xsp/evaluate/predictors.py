@@ -23,6 +23,7 @@ from xsp.evaluate import agents, hardware, sharing
 from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
+from xsp.plugins import importing
 
 Batch = Mapping[str, Array]
 """Arrays by input name, samples along the first axis."""
@@ -136,10 +137,8 @@ class Torch:
     def open(self, manifest: Manifest, folder: Path, level: str) -> Module:
         """Build or load the model, on a GPU if the manifest requires one."""
         del level
-        try:
+        with importing(ManifestError, "PyTorch is not installed: pip install 'xsp[models]'"):
             import torch
-        except ImportError as error:
-            raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
         device = hardware.usable(manifest.hardware)
         with hardware.opening(device):
             return self._opened(torch, manifest, folder, device)
@@ -390,10 +389,8 @@ class Onnx:
         """Load the file; dynamic sizes are those of the manifest's inputs, or 1."""
         del level
         path = model_file(manifest, folder)
-        try:
+        with importing(ManifestError, "ONNX files are run by ONNX Runtime: pip install 'xsp[onnxruntime]'"):
             import onnxruntime
-        except ImportError as error:
-            raise ManifestError("ONNX files are run by ONNX Runtime: pip install 'xsp[onnxruntime]'") from error
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads

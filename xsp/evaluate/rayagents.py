@@ -20,6 +20,7 @@ from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
+from xsp.plugins import importing
 
 NAMESPACE = "xsp-evaluate"
 
@@ -266,8 +267,6 @@ def _facts(reply: Mapping[str, Any]) -> Facts:
 
 
 def _ray() -> Any:
-    try:
+    with importing(ManifestError, "Ray is not installed: pip install 'xsp[evaluate,ray]'"):
         import ray
-    except ImportError as error:
-        raise ManifestError("Ray is not installed: pip install 'xsp[evaluate,ray]'") from error
     return ray

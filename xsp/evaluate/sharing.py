@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xsp import atomic, modelname, version
+from xsp.device import machine
 from xsp.errors import ManifestError, ShareError
 from xsp.evaluate import agents
 from xsp.evaluate.manifest import Manifest
@@ -146,7 +147,7 @@ def _read_note(path: Path) -> dict[str, Any] | None:
 def _weights_hash(manifest: Manifest, source: str) -> str:
     """Return a hash of all that the weights depend on; see `load`."""
     model = manifest.model
-    installed = {package: agents.version_of(package) for package in agents.PACKAGES}
+    installed = {package: machine.version_of(package) for package in agents.PACKAGES}
     # of the content of the configuration file that the source names
     file = modelname.parse(source).file
     configuration = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()

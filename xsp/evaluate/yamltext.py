@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import ManifestError, first_line
+from xsp.plugins import importing
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
@@ -83,10 +84,8 @@ def write(content: Any) -> str:
 
 
 def _library() -> Any:
-    try:
+    with importing(ManifestError, "manifests need PyYAML and pydantic: pip install 'xsp[evaluate]'"):
         import yaml
-    except ImportError as error:
-        raise ManifestError("manifests need PyYAML and pydantic: pip install 'xsp[evaluate]'") from error
     return yaml
 
 

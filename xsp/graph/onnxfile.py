@@ -16,6 +16,7 @@ from xsp.errors import GraphError, first_line
 from xsp.graph import keys, onnxshapes
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
 from xsp.graph.values import Flow
+from xsp.plugins import importing
 from xsp.stats import known_sum
 from xsp.version import __version__
 
@@ -58,12 +59,10 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     Raises:
         GraphError: the library is missing, the file is damaged, does not fit that batch, or has no such names.
     """
-    try:
+    with importing(GraphError, "ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'"):
         import onnx
         import onnx.inliner
         import onnx.shape_inference
-    except ImportError as error:
-        raise GraphError(f"ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'") from error
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
     file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.check_sizes(path, model, sizes or {}, batch), problems)

@@ -16,6 +16,7 @@ from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
 from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 from xsp.importers.xplane import is_xspace
+from xsp.plugins import importing
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
@@ -115,12 +116,8 @@ def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:
 
 
 def _message_class() -> Any:
-    try:
+    with importing(PluginError, "reading OTLP protobuf needs opentelemetry-proto: pip install 'xsp[otel]' ({error})"):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-    except ImportError as error:
-        raise PluginError(
-            f"reading OTLP protobuf needs opentelemetry-proto: pip install 'xsp[otel]' ({error})"
-        ) from error
     return ExportTraceServiceRequest
 
 

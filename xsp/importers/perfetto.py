@@ -21,7 +21,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import chrome, kineto
-from xsp.importers.contract import MAX_TIME_NS, SAMPLES, Losses, SourceInfo, TableImporter, check_values
+from xsp.importers.contract import MAX_TIME_NS, SAMPLES, Losses, SourceInfo, TableImporter, check_values, read_file
 from xsp.importers.protobuf import (
     MAX_BYTES,
     NUMBER,
@@ -30,7 +30,6 @@ from xsp.importers.protobuf import (
     fields,
     message,
     numbers,
-    read_file,
     signed,
     text,
 )
@@ -97,7 +96,7 @@ class Perfetto(TableImporter):
         Raises:
             TraceError: the file is damaged, or holds no slice and no counter.
         """
-        data = read_file(source, "record for a shorter time, or convert a part of it: traceconv json")
+        data = read_file(source, MAX_BYTES, "record for a shorter time, or convert a part of it: traceconv json")
         losses = Losses(self.name)
         reader = _Reader(data)
         table.create(con, "perfetto_events", _COLUMNS)

@@ -15,8 +15,8 @@ import duckdb
 
 from xsp.errors import TraceError
 from xsp.importers import contract, hlo, xla
-from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter
-from xsp.importers.protobuf import NUMBER, WireError, double, fields, message, read_file, signed, text
+from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter, read_file
+from xsp.importers.protobuf import MAX_BYTES, NUMBER, WireError, double, fields, message, signed, text
 
 _NAMES = (b"/host:", b"/device:", b"/task:", b"Task Environment", b"#Chip")
 """Beginnings of names of planes."""
@@ -47,7 +47,7 @@ class XPlane(TableImporter):
         Raises:
             TraceError: the file is damaged, or holds no event.
         """
-        data = read_file(source, _RECORD)
+        data = read_file(source, MAX_BYTES, _RECORD)
         losses = Losses(self.name)
         try:
             planes = [_Plane(data, low, high) for number, low, high in fields(data, 0, len(data)) if number == 1]

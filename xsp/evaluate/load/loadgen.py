@@ -24,6 +24,7 @@ from xsp import atomic
 from xsp.errors import UsageError
 from xsp.evaluate.load.driving import Serve
 from xsp.evaluate.load.requests import Requests
+from xsp.plugins import importing
 
 SCENARIOS = {"online": "SingleStream", "multi-stream": "MultiStream", "server": "Server", "offline": "Offline"}
 
@@ -108,10 +109,8 @@ def install_hint() -> str | None:
 
 
 def _library() -> Any:
-    try:
+    with importing(UsageError, "LoadGen is not installed ({error}): pip install 'xsp[loadgen]'"):
         import mlperf_loadgen
-    except ImportError as error:
-        raise UsageError(f"LoadGen is not installed ({error}): pip install 'xsp[loadgen]'") from error
     return mlperf_loadgen
 
 
