@@ -92,10 +92,6 @@ def _uses_onednn(spec: Spec) -> bool:
     return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
 
 
-def _has_convolution(spec: Spec) -> bool:
-    return "conv" in spec.block.op
-
-
 def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
@@ -111,7 +107,10 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
         Variant("onednn-off", _uses_onednn, lambda _: torch.backends.mkldnn.flags(enabled=False), on_host=True),
         Variant(
-            "cudnn-benchmark", _has_convolution, lambda _: torch.backends.cudnn.flags(benchmark=True), on_host=False
+            "cudnn-benchmark",
+            lambda spec: "conv" in spec.block.op,
+            lambda _: torch.backends.cudnn.flags(benchmark=True),
+            on_host=False,
         ),
         Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
         Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),

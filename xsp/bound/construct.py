@@ -170,7 +170,12 @@ def construct(
     pieces = _windows(graph, timings, granularity, None, conditions or Conditions(), only)
     if not pieces:
         raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
-    figures = [None if window.ns is None else _figure(window, window.ns) for window in pieces]
+    figures = [
+        None
+        if window.ns is None
+        else Figure(window.ns, (window.timing and window.timing.half_ns) or 0.0, window.spec.key)
+        for window in pieces
+    ]
     covered = coverage(figures, [True] * len(pieces), _expected(pieces))
     is_sufficient = covered.nodes and (partial or covered.share >= MIN_COVERAGE)
     return Construction(
@@ -222,11 +227,6 @@ def _windows(
         positions = bisect.bisect_left(computing, start), bisect.bisect_left(computing, stop)
         pieces.append(BlockWindow(*positions, spec, timing))
     return pieces
-
-
-def _figure(window: BlockWindow, ns: float) -> Figure:
-    timing = window.timing
-    return Figure(ns, (timing.half_ns or 0.0) if timing is not None else 0.0, window.spec.key)
 
 
 def _expected(pieces: Sequence[BlockWindow]) -> list[float | None]:

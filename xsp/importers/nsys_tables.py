@@ -51,7 +51,7 @@ class Export:
                 self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
                 stack.callback(self._file.close)
                 self._file.execute("PRAGMA trusted_schema = OFF")
-                self._file.text_factory = _text
+                self._file.text_factory = lambda value: value.decode("utf-8", "replace").replace("\0", "")
                 if sys.version_info >= (3, 11):
                     self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
                 names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -165,10 +165,6 @@ class Export:
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace").replace("\0", "")
 
 
 def _typed(column: str, kind: str) -> str:

@@ -59,7 +59,7 @@ class Claim:
     def __init__(self, cupti: Any, callback: Callable[..., None] | None = None) -> None:
         """Prepare a claim; CUPTI calls `callback` if the subscription is taken."""
         self._cupti = cupti
-        self._callback = callback or _ignore
+        self._callback = callback or (lambda *_: None)  # a claim needs no callbacks, and none per call are enabled
         self.subscriber: int | None = None
         """Handle of the subscription; None if CUPTI is used beside Kineto's."""
 
@@ -129,7 +129,3 @@ def _only_kineto_can_hold_it() -> bool:
         return False
     mappings = system_text("/proc/self/maps").lower()
     return not any(name in mappings for name in _CLIENTS)
-
-
-def _ignore(*args: object) -> None:
-    """Ignore callbacks: the subscription is only a claim, and no callbacks per call are enabled."""
