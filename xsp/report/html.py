@@ -243,7 +243,8 @@ def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
     columns, rows, max_rows, selection = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in LARGEST_ROWS:
         measure, max_rows = LARGEST_ROWS[name]
-        rows = _sorted_descending(rows, columns.index(measure))
+        measured = columns.index(measure)
+        rows = sorted(rows, key=lambda row: (row[measured] is None, -(row[measured] or 0)))
         selection = f"those with the highest {measure}"
     indices = [index for index in range(len(columns)) if not rows or any(row[index] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
@@ -259,11 +260,6 @@ def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
         "chosen": selection,
         "command": f"xsp analyze {run} {name} --limit {len(rows)}{kind}",
     }
-
-
-def _sorted_descending(rows: Sequence[tuple[Any, ...]], index: int) -> list[tuple[Any, ...]]:
-    """Return the rows by the values of one column, the highest first and nulls last."""
-    return sorted(rows, key=lambda row: (row[index] is None, -(row[index] or 0)))
 
 
 MOST_STEPS, MOST_REQUESTS = 5_000, 40
