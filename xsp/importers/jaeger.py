@@ -128,7 +128,16 @@ def _get(url: str, place: str) -> bytes:
     request = _request(url, place)
     try:
         with build_opener(NoRedirect).open(request, timeout=SECONDS) as response:
-            return _body(response, place)
+            content, end = bytearray(), time.monotonic() + MAX_ANSWER_S
+            while part := response.read1(1 << 20):
+                content += part
+                if len(content) > MAX_MESSAGE_BYTES:
+                    raise TraceError(
+                        f"{place}: more than {MAX_MESSAGE_BYTES >> 20} MiB; export it to a file of JSON lines instead"
+                    )
+                if time.monotonic() > end:
+                    raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
+            return bytes(content)
     except errors.HTTPError as error:
         with error:
             if error.code == 404:
@@ -164,19 +173,6 @@ def _request(url: str, place: str) -> Request:
         secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
     return request
-
-
-def _body(response: Any, place: str) -> bytes:
-    content, end = bytearray(), time.monotonic() + MAX_ANSWER_S
-    while part := response.read1(1 << 20):
-        content += part
-        if len(content) > MAX_MESSAGE_BYTES:
-            raise TraceError(
-                f"{place}: more than {MAX_MESSAGE_BYTES >> 20} MiB; export it to a file of JSON lines instead"
-            )
-        if time.monotonic() > end:
-            raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
-    return bytes(content)
 
 
 # --- as JSON ------------------------------------------------------------------------------------------

@@ -74,26 +74,25 @@ class CallRecorder:
             call.anchor = clock.anchor()
             call.start = clock.monotonic_ns()  # earlier rows are not needed
             if self._ended_queue.qsize() < MOST_UNREAD:
-                self._record(call)
+                with self._switch_lock:
+                    if self._reader is None:
+                        # Start the threads, at the first recorded call: a service may fork its workers before it.
+                        self._handover.start()
+                        self._reader = processes.start_thread(self._read, "xsp reads")
+                    if not self._recording_calls:
+                        self._collecting.start(self.rung, describe=False, by_thread=True)
+                    self._recording_calls.add(call)
+                    self._unread_calls.add(call)
+                call.is_recorded = True
+                if call.model.settings.whole_process:
+                    call.omission = (
+                        f"operators: {OVERLOADED}" if self._handover.is_half_full else self._windows.join(call)
+                    )
             else:
                 call.omission = OVERLOADED
             call.start = clock.monotonic_ns()
         except Exception as error:
             self.fail(call.model, error)
-
-    def _record(self, call: SampledCall) -> None:
-        with self._switch_lock:
-            if self._reader is None:
-                # Start the threads, at the first recorded call: a service may fork its workers before it.
-                self._handover.start()
-                self._reader = processes.start_thread(self._read, "xsp reads")
-            if not self._recording_calls:
-                self._collecting.start(self.rung, describe=False, by_thread=True)
-            self._recording_calls.add(call)
-            self._unread_calls.add(call)
-        call.is_recorded = True
-        if call.model.settings.whole_process:
-            call.omission = f"operators: {OVERLOADED}" if self._handover.is_half_full else self._windows.join(call)
 
     def end(self) -> None:
         """End this thread's call, if it has one. Never raises."""
@@ -108,23 +107,20 @@ class CallRecorder:
             self.fail(call.model, error)
         try:
             if call.is_recorded:
-                self._stop(call)
+                # queue a recorded call, or the window that it was the last call of, for reading
+                if call.span is not None:
+                    call.model.tally.begin()
+                item = self._windows.leave(call) if call.window is not None else call
+                with self._switch_lock:
+                    self._recording_calls.discard(call)
+                    if not self._recording_calls:
+                        self._collecting.stop(self._thread_collectors())
+                if item is not None:
+                    self._ended_queue.put(item)
         except Exception as error:
             self.fail(call.model, error)
         finally:
             self.running.pop(threading.get_ident(), None)
-
-    def _stop(self, call: SampledCall) -> None:
-        """Queue a recorded call, or the window that it was the last call of, for reading."""
-        if call.span is not None:
-            call.model.tally.begin()
-        item = self._windows.leave(call) if call.window is not None else call
-        with self._switch_lock:
-            self._recording_calls.discard(call)
-            if not self._recording_calls:
-                self._collecting.stop(self._thread_collectors())
-        if item is not None:
-            self._ended_queue.put(item)
 
     def _start_span(self, call: SampledCall) -> None:
         """Start the model's span; the span of a recorded call is ended once its rows have been read."""

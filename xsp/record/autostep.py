@@ -227,7 +227,14 @@ class Finder:
                 self._open(by_call=False)
             self._mark_work()
         elif signal is Signal.OPTIMIZER_END:
-            self._optimizer_ends(subject)
+            self._running_optimizers = max(0, self._running_optimizers - 1)
+            if (
+                self._step is not None
+                and self._trains
+                and not self._running_optimizers
+                and self._order.on_optimizer_step(subject)
+            ):
+                self._end(Signal.OPTIMIZER_END)
 
     def is_apart(self, module: object) -> bool:
         """Return whether a call that begins is part of no step: of a module without parameters, between steps."""
@@ -369,16 +376,6 @@ class Finder:
         if self._evidence.has_no_optimizer:  # what ran before computed gradients for something else
             self._session.withdraw(_NO_OPTIMIZER)
         self._evidence.on_optimizer()
-
-    def _optimizer_ends(self, optimizer: object) -> None:
-        self._running_optimizers = max(0, self._running_optimizers - 1)
-        if (
-            self._step is not None
-            and self._trains
-            and not self._running_optimizers
-            and self._order.on_optimizer_step(optimizer)
-        ):
-            self._end(Signal.OPTIMIZER_END)
 
     def _learn_start(self) -> None:
         """Learn, at the end of a training step, whether it called a module that has parameters."""
