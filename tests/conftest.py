@@ -99,6 +99,12 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("shared") / "run", repeats=3)
 
 
+@pytest.fixture(scope="module")
+def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of that run for the tests of a file."""
+    return shutil.copytree(small_run, tmp_path_factory.mktemp("copy") / "run")
+
+
 @pytest.fixture(scope="session")
 def small_whole(small_run: Path) -> Snapshot:
     """All rows of that run, and all its tables."""

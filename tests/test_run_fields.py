@@ -39,11 +39,6 @@ COMMANDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shutil.copytree(small_run, tmp_path_factory.mktemp("fields") / "run")
-
-
 def said(command: list[str], run: Path) -> tuple[int, str]:
     """Return how a command ended on a run, and all that it printed."""
     printed = io.StringIO()

@@ -337,6 +337,14 @@ def test_an_interval_can_be_scaled_limited_and_moved_to_another_value() -> None:
     assert bounds.may_be_zero
 
 
+def test_a_sum_of_which_a_part_is_unknown_is_unknown() -> None:
+    assert stats.known_sum([1, 2]) == 3
+    assert isinstance(stats.known_sum([1, 2]), int)
+    assert stats.known_sum([0.1] * 10) == 1.0
+    assert stats.known_sum([1, None]) is None
+    assert stats.known_sum([]) == 0
+
+
 def test_intervals_of_many_samples_are_those_of_each_by_itself() -> None:
     draw = random.Random(5)
     samples = [[draw.lognormvariate(10, 1) for _ in range(size)] for size in (1, 2, 3, 3, 4, 10, 10, 99, 100, 150, 10)]

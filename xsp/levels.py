@@ -74,7 +74,12 @@ def parse_levels(text: str) -> tuple[Level, ...]:
     rungs: list[Level] = []
     letter = ""
     for part in map(str.strip, text.split("/")):
-        part_levels = _levels_of(part, text)
+        if part.upper() in LETTERS:
+            part_levels = LETTERS[part.upper()]
+        elif part.upper() in Level.__members__ and part.upper() != "APPLICATION":
+            part_levels = (Level[part.upper()],)
+        else:
+            raise LevelError(f"levels {text!r}: there is no level {part!r}; {_HOWTO}")
         letter, previous = part.upper(), letter
         if previous == "L" and part_levels == (Level.OP,):
             continue  # L includes it
@@ -100,11 +105,3 @@ def _as_text(levels: object) -> str:
 _HOWTO = "write M, M/L or M/L/G, or names in this order: " + "/".join(
     level.name.lower() for level in Level if level is not Level.APPLICATION
 )
-
-
-def _levels_of(part: str, text: str) -> tuple[Level, ...]:
-    if part.upper() in LETTERS:
-        return LETTERS[part.upper()]
-    if part.upper() in Level.__members__ and part.upper() != "APPLICATION":
-        return (Level[part.upper()],)
-    raise LevelError(f"levels {text!r}: there is no level {part!r}; {_HOWTO}")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,23 @@ REMARKS = "xsp.remarks"
 
 PLUGIN_ERRORS = (Exception, SystemExit)
 """Exceptions of third-party code that do not end the measured program."""
+
+
+@contextmanager
+def importing(error: Callable[[str], Exception], message: str) -> Iterator[None]:
+    """Import an optional library in the block.
+
+    Args:
+        error: class of the error if the library is missing.
+        message: its text: what needs the library, and what to install; `{error}` is replaced by the original one.
+
+    Raises:
+        Exception: of that class: the library is missing.
+    """
+    try:
+        yield
+    except ImportError as missing:
+        raise error(message.format(error=missing)) from missing
 
 
 def names(group: str) -> list[str]:

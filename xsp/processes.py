@@ -93,13 +93,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def system_text(path: str | Path) -> str:
+    """Return the current content of a file of the system, such as one in /proc; empty if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
 def free_memory_bytes() -> int | None:
     """Return the bytes of memory that are available without swapping; None if the system does not report them."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return None
+    lines = system_text("/proc/meminfo").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def total_memory_bytes() -> int | None:

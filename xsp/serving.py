@@ -625,7 +625,9 @@ class Log:
             self._requests.setdefault(engine, Requests(self.note, self._keeps_segments))
         self._entries.append((engine, operation, arguments))
         if self._thread is None:
-            self._start()
+            with self._lock:
+                if self._thread is None and not self._closing.is_set():
+                    self._thread = processes.start_thread(self._run, "xsp serves")
 
     def note(self, text: str) -> None:
         """Take a sentence, unless one was taken that differs only in the request and in numbers."""
@@ -633,11 +635,6 @@ class Log:
         if form not in self._noted:
             self._noted.add(form)
             self._take_note(text)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closing.is_set():
-                self._thread = processes.start_thread(self._run, "xsp serves")
 
     def _run(self) -> None:
         while not self._closing.wait(PERIOD_S):

@@ -14,7 +14,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+Number = TypeVar("Number", bound=float)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,6 +110,15 @@ def trimmed_mean(values: Sequence[float], trim: float = TRIM, median_of_three: b
     ordered = sorted(values)
     inner = kept_indices(len(ordered), trim, median_of_three)
     return math.fsum(ordered[i] for i in inner) / len(inner)
+
+
+def known_sum(values: Iterable[Number | None]) -> Number | None:
+    """Return the sum of values; None if one of them is unknown."""
+    known = list(values)
+    if None in known:
+        return None
+    total: Any = math.fsum if any(isinstance(value, float) for value in known) else sum
+    return cast("Number", total(known))
 
 
 def percentile(values: Sequence[float], share: float, weights: Sequence[int] | None = None) -> float:
@@ -220,7 +231,11 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[Interval | None]:
     positions_by_size: dict[int, list[int]] = {}
     for position, values in enumerate(samples):
         if len(values) >= MIN_NORMAL_VALUES:
-            found[position] = _normal_interval(sorted(values))
+            ordered = sorted(values)
+            n, inner = len(ordered), kept_indices(len(ordered))
+            error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
+            middle, width = trimmed_mean(ordered), NORMAL * error
+            found[position] = Interval(middle - width, middle, middle + width)
         elif len(values) >= 3:
             positions_by_size.setdefault(len(values), []).append(position)
     for positions in positions_by_size.values():
@@ -234,13 +249,6 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[Interval | None]:
 
 _SAMPLES_AT_ONCE = 256
 """Number of samples that are resampled together, in less than a megabyte."""
-
-
-def _normal_interval(ordered: Sequence[float]) -> Interval:
-    n, inner = len(ordered), kept_indices(len(ordered))
-    error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
-    middle, width = trimmed_mean(ordered), NORMAL * error
-    return Interval(middle - width, middle, middle + width)
 
 
 def _bootstrap_ends(samples: Sequence[Sequence[float]]) -> Iterable[tuple[float, float]]:

@@ -312,17 +312,16 @@ def _wrap(
             trains = module.training and grad_enabled()
             number = outline.numbers.get(id(module)) or outline.register(module, trains)
             word = (_FORWARD, number, type(module), trains, first_shape(args, kwargs))
-            if mode <= _WATCH_ENDS and outline.usual is not None and not is_beside:
-                if word not in outline.usual:
-                    if outline.ended_ns is not None and number in outline.apart:
-                        return False
-                    collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
-                    outline.note_call(thread, word)
-                else:
-                    if outline.ended_ns is not None:
-                        outline.begin_step(clock())
-                    outline.append(word)
+            if mode > _WATCH_ENDS or outline.usual is None or is_beside:
+                outline.note_call(thread, word)
+            elif word in outline.usual:
+                if outline.ended_ns is not None:
+                    outline.begin_step(clock())
+                outline.append(word)
+            elif outline.ended_ns is not None and number in outline.apart:
+                return False
             else:
+                collector.notify(Signal.UNUSUAL, module)  # ends the stretch, and sets another mode
                 outline.note_call(thread, word)
         if (mode > _WATCH_ENDS or is_beside) and collector.notify(_CALL_BEGIN, module):
             return False
@@ -367,12 +366,10 @@ def _wrap(
         else:
             if is_recording and start >= since:
                 end = clock()
-                extras = (
-                    (inputs, sketch_of(result), None, input_numbers, numbers.of(result), padding)
-                    if mode == _DESCRIBE
-                    else None
-                )
-                extend((self, thread, depth, start, end, extras or (inputs and (inputs,))))
+                extras: Any = inputs and (inputs,)
+                if mode == _DESCRIBE:
+                    extras = (inputs, sketch_of(result), None, input_numbers, numbers.of(result), padding)
+                extend((self, thread, depth, start, end, extras))
             return result
         finally:
             state[0] = depth

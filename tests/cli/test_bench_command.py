@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import exit_code
+from commands import refused, shown
 
 pytest.importorskip("torch")
 
@@ -49,24 +49,11 @@ def copy(filled: Path, tmp_path: Path) -> Path:
 
 
 def bench(capsys: pytest.CaptureFixture[str], folder: Path, *typed: str) -> str:
-    capsys.readouterr()
-    code = main(["bench", *typed, "--timings", str(folder)])
-    told = capsys.readouterr()
-    assert code == 0, told.err
-    return told.out
+    return shown(capsys, "bench", *typed, "--timings", str(folder))
 
 
 def as_json(capsys: pytest.CaptureFixture[str], folder: Path, *typed: str) -> Any:
     return json.loads(bench(capsys, folder, *typed, "--format", "json"))
-
-
-def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    capsys.readouterr()
-    assert exit_code("bench", *typed) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("xsp: error: ")
-    assert told.err.count("\n") == 1
-    return told.err
 
 
 def test_a_table_fits_80_columns_and_says_what_is_covered(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +96,7 @@ def test_timings_are_carried_by_a_file(copy: Path, capsys: pytest.CaptureFixture
     assert as_json(capsys, copy / "other", "--import", file)["imported"] == 5
     assert bench(capsys, copy / "other", "--list").count("(here)") == 1
     assert as_json(capsys, copy / "other", "--compact") == {"timings": 5, "parts": 1, "problems": []}
-    assert "was" not in refused(capsys, "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
+    assert "was" not in refused(capsys, "bench", "--import", f"{copy}/net.py", "--timings", str(copy / "other"))
 
 
 def test_what_is_left_out_of_a_folder_is_named_where_its_timings_are_shown_or_exported(
@@ -141,7 +128,9 @@ def test_a_node_of_onnx_is_no_operator_of_torch_which_takes_no_process_to_say(
     assert "Coverage: 0.0%" in shown
     assert "missing" not in shown
     monkeypatch.setattr("xsp.bench.plan.has_onnx_runtime", lambda: False)
-    assert "pip install 'xsp[onnxruntime]'" in refused(capsys, relu_of_onnx(tmp_path), "--timings", f"{tmp_path}/t")
+    assert "pip install 'xsp[onnxruntime]'" in refused(
+        capsys, "bench", relu_of_onnx(tmp_path), "--timings", f"{tmp_path}/t"
+    )
 
 
 @pytest.mark.slow
@@ -190,7 +179,7 @@ def test_what_makes_no_sense_is_one_line(
     (tmp_path / "net.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XSP_TIMINGS", str(tmp_path / "t"))
-    assert said in refused(capsys, *typed)
+    assert said in refused(capsys, "bench", *typed)
     assert not (tmp_path / "t").exists()
 
 

@@ -22,14 +22,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    torch.manual_seed(0)
+def drawn(seed: int, hidden: int) -> Any:
+    torch.manual_seed(seed)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=64, max_position_embeddings=512,
+        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64, max_position_embeddings=512,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return drawn(0, 32)
 
 
 @pytest.fixture
@@ -73,12 +77,7 @@ def test_each_row_is_a_request_and_each_call_of_the_model_a_step(model: Any, tol
 
 @pytest.fixture(scope="module")
 def draft() -> Any:
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=64, max_position_embeddings=512,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return drawn(7, 16)
 
 
 @pytest.mark.parametrize("returned", [1, 3])

@@ -28,12 +28,6 @@ from xsp.evaluate.agents import Options
 from xsp.evaluate.manifest import Manifest
 
 
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    (tmp_path / "board.py").write_text(PROGRAM, encoding="utf-8")
-    return tmp_path
-
-
 def manifest(**of: Any) -> Manifest:
     model = {"name": "board", "command": [sys.executable, "board.py"], **of.pop("model", {})}
     return reading.of_plain({"model": model, "dataset": {"samples": 4}, **of}).manifest

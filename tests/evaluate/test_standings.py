@@ -14,18 +14,12 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
 
-from evaluations import FACTS, PROGRAM, show_nothing
+from evaluations import FACTS, show_nothing
 
 from xsp.cli import main
 from xsp.evaluate import builtin, pipeline, pitfalls, reading, results, running, standings
 from xsp.evaluate.agents import Facts, Options
 from xsp.evaluate.quality import choices
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Path:
-    (tmp_path / "board.py").write_text(PROGRAM, encoding="utf-8")
-    return tmp_path
 
 
 def evaluated(folder: Path, facts: Facts = FACTS, **of: Any) -> results.Result:

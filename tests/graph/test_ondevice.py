@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from depth import deep  # noqa: E402
+from test_captured import Attends  # noqa: E402
 from torch import nn  # noqa: E402
 
 import xsp  # noqa: E402
@@ -49,17 +50,6 @@ def test_a_prediction_has_the_same_operators_on_both() -> None:
     net, image = convolutional(), torch.ones(2, 3, 8, 8)
     assert operators(net, image) == operators(net, image, device="cuda")
     assert xsp.graph.of(net, image, device="cuda").settings["substitutions"] == []
-
-
-class Attends(nn.Module):
-    def __init__(self, mask: torch.dtype | None = None, **options: object) -> None:
-        super().__init__()
-        self.proj, self.mask, self.options = nn.Linear(32, 32), mask, options
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query = self.proj(x).reshape(2, 6, 4, 8).transpose(1, 2)
-        mask = None if self.mask is None else torch.ones(6, 6, device=x.device).to(self.mask)
-        return nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask, **self.options)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,11 +22,6 @@ from xsp import cli
 from xsp.errors import TraceError
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-
-
-@pytest.fixture(scope="module")
-def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shutil.copytree(small_run, tmp_path_factory.mktemp("jaeger-import") / "run")
 
 
 def steps_of(run: Path) -> list[str]:

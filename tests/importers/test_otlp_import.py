@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -36,11 +35,6 @@ from xsp.errors import OutputError, TraceError
 from xsp.health import health
 from xsp.ingest import jobs, sources
 from xsp.otlp.transport import as_json
-
-
-@pytest.fixture(scope="module")
-def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shutil.copytree(small_run, tmp_path_factory.mktemp("otlp") / "run")
 
 
 @pytest.fixture(scope="module")

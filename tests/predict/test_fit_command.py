@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from receivers import write_run
 
@@ -42,20 +43,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    capsys.readouterr()
-    code = main(["predict", *typed])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return said.out
+    return commands.shown(capsys, "predict", *typed)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    capsys.readouterr()
-    assert main(["predict", *typed]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("xsp: error: ")
-    assert said.count("\n") == 1
-    return said
+    return commands.refused(capsys, "predict", *typed)
 
 
 def test_all_forms_of_a_table_are_the_same_rows(place: Path) -> None:

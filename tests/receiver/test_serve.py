@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -45,11 +44,6 @@ from xsp.receiver.journal import RunWriter
 
 JSON = {"Content-Type": "application/json"}
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
-
-@pytest.fixture(scope="module")
-def run(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shutil.copytree(small_run, tmp_path_factory.mktemp("serve") / "run")
 
 
 def body(**fields: Any) -> bytes:

@@ -205,14 +205,6 @@ def _chains(bytes_per_s: float | None) -> str:
     """
 
 
-def _bandwidth(trace: Trace) -> float | None:
-    """Return the bytes per second of the trace's device, measured or quoted; None if they are unknown."""
-    try:
-        return ceilings.of_run(trace.run, True).bytes_per_s
-    except XspError:
-        return None
-
-
 @analysis("fusible", "Kernels that only move memory, by operator", Level.KERNEL, everywhere=True)
 def fusible_kernels(trace: Trace) -> Table:
     """Elementwise kernels, copies on the device, normalisations and reductions, by class and operator.
@@ -225,7 +217,11 @@ def fusible_kernels(trace: Trace) -> Table:
     `attention` and left out here. The share is of the time of all kernels and copies.
     """
     _prepare(trace)
-    trace.create_temp_table("kernel_chains", _chains(_bandwidth(trace)))
+    try:
+        bandwidth = ceilings.of_run(trace.run, True).bytes_per_s
+    except XspError:  # neither measured nor quoted
+        bandwidth = None
+    trace.create_temp_table("kernel_chains", _chains(bandwidth))
     return trace.sql(
         f"""
         SELECT class, op, count(*) AS kernels, sum(dur_ns) / 1e6 AS device_ms,

@@ -54,6 +54,7 @@ def model_information(trace: Trace) -> Table:
     short steps soon after recorded ones. `samples_from` is the source of the batch size.
     """
     rows = []
+    kind = kinds_of(trace, trace.rank).get(trace.kind) if trace.kind is not None else None
     for batch, steps, bounds in _bare_steps(trace) or _recorded_steps(trace):
         mean = mean_ns(steps)
         loop_figures = _loop_figures(trace, batch)
@@ -67,7 +68,7 @@ def model_information(trace: Trace) -> Table:
                 batch / mean * 1e9 if batch else None,
                 step_count(steps),
                 *loop_figures,
-                _source(trace) if batch else None,
+                kind.batch_source if batch and kind is not None else None,
             )
         )
     if not rows:
@@ -123,11 +124,6 @@ def _loop_figures(trace: Trace, batch: int | None) -> tuple[float | None, ...]:
         bounds.high / 1e6 if bounds else None,
         iteration.samples_per_s,
     )
-
-
-def _source(trace: Trace) -> str | None:
-    kind = kinds_of(trace, trace.rank).get(trace.kind) if trace.kind is not None else None
-    return kind.batch_source if kind is not None else None
 
 
 class Optimum(NamedTuple):

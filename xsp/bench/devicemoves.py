@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -75,12 +74,27 @@ def _told(device: Accelerator) -> Iterator[None]:
 
 def _prepared(name: str, device: Accelerator, peers: Sequence[Accelerator], size: int) -> Prepared:
     if not FAMILIES[name].most:
-        call = _launched(name, device)
+        call: Callable[[], object]
+        if name == "synchronize":
+            call = device.synchronize
+        elif name == "graph-launch":
+            tensor = torch.zeros(1, device=device.torch_name)
+            call = device.capture(lambda: tensor.add_(1))
+        else:
+            call = device.launch()
         return self_timed(lambda calls: _by_host(device, call, calls, issued=True), MOST_LAUNCHES)
     if name == "peer-copy":
-        return _peer_copy(device, peers[0], size)
+        peer = peers[0]
+        source, target = (torch.ones(size, dtype=torch.uint8, device=each.torch_name) for each in (device, peer))
+        return self_timed(lambda calls: _by_host(device, lambda: target.copy_(source), calls, finish=peer.synchronize))
     if name == "zero-copy" or name.startswith("managed-"):
-        return _of_host_pages(name, device, size)
+        # managed pages are on the host before each access
+        if name == "zero-copy":
+            seen = device.seen(device.pinned(torch.ones(size // 4)))
+            return self_timed(lambda calls: _on_device(device, seen.sum, calls), MOST_CALLS)
+        pages = device.managed(size)
+        move = pages.prefetch if name == "managed-prefetch" else pages.tensor.sum
+        return self_timed(lambda calls: _on_device(device, move, calls, pages.to_host), MOST_CALLS)
     if name == "both-ways-pinned":
         return _both_ways(device, size)
     move = _moved(name, device, size)
@@ -116,16 +130,6 @@ def _by_host(
     return max(1, round(elapsed.issue_ns if issued else elapsed.ns))
 
 
-def _launched(name: str, device: Accelerator) -> Callable[[], object]:
-    """Return a call by which the host launches something, or waits."""
-    if name == "synchronize":
-        return device.synchronize
-    if name == "graph-launch":
-        tensor = torch.zeros(1, device=device.torch_name)
-        return device.capture(lambda: tensor.add_(1))
-    return device.launch()
-
-
 def _moved(name: str, device: Accelerator, size: int) -> Callable[[], object]:
     """Return a transfer to, from or within a device."""
     place = device.torch_name
@@ -157,18 +161,3 @@ def _both_ways(device: Accelerator, size: int) -> Prepared:
 
     device.beside([times(way, 1) for way in ways])  # raises here if the device has one stream
     return self_timed(batch, MOST_CALLS)
-
-
-def _peer_copy(device: Accelerator, peer: Any, size: int) -> Prepared:
-    source, target = (torch.ones(size, dtype=torch.uint8, device=each.torch_name) for each in (device, peer))
-    return self_timed(lambda calls: _by_host(device, lambda: target.copy_(source), calls, finish=peer.synchronize))
-
-
-def _of_host_pages(name: str, device: Accelerator, size: int) -> Prepared:
-    """Return a device's access to memory of the host; managed pages are on the host before each."""
-    if name == "zero-copy":
-        seen = device.seen(device.pinned(torch.ones(size // 4)))
-        return self_timed(lambda calls: _on_device(device, seen.sum, calls), MOST_CALLS)
-    pages = device.managed(size)
-    move = pages.prefetch if name == "managed-prefetch" else pages.tensor.sum
-    return self_timed(lambda calls: _on_device(device, move, calls, pages.to_host), MOST_CALLS)

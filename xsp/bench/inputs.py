@@ -154,11 +154,6 @@ def _bincount(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule 
     return ValueRule(high=max(1, int(arguments.get("minlength") or 64)))
 
 
-def _comparable(arguments: Mapping[str, Any], name: str, place: int) -> ValueRule | None:
-    """Return an empty rule: any values will do, because the operator only compares them."""
-    return ValueRule()
-
-
 _POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], ValueRule | None]] = {
     "embedding": _embedding,
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), _bag),
@@ -186,7 +181,7 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any], str, int], ValueRule | Non
             "sort argsort topk kthvalue median mode unique _unique2 unique_consecutive nonzero masked_select "
             "masked_scatter multinomial searchsorted bucketize histc"
         ).split(),
-        _comparable,
+        lambda arguments, name, place: ValueRule(),  # any values: the operator only compares them
     ),
 }
 

@@ -16,7 +16,7 @@ from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
 from xsp.bench.transfers import COLLECTIVES, DIRECTORY, FAMILIES, OF_RANKS, ROOM, TransferCurve
 from xsp.errors import UsageError
-from xsp.processes import cores
+from xsp.processes import cores, system_text
 
 MOUNTS = Path("/proc/self/mounts")
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -177,13 +177,9 @@ def existing_curves(request: TransferPlan, timings: Timings) -> tuple[list[Trans
 
 def filesystem(folder: Path) -> str:
     """Return the type of the file system of a folder, such as `ext4`; empty if the system does not report it."""
-    try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
     path = str(folder.resolve())
     best = ("", "")
-    for line in lines:
+    for line in system_text(MOUNTS).splitlines():
         parts = line.split()
         if len(parts) > 2:
             mount = parts[1].replace("\\040", " ").rstrip("/") or "/"

@@ -26,6 +26,7 @@ from xsp.bench.partner import Partner
 from xsp.bench.spec import Spec
 from xsp.bench.torchcalls import Prepared, self_timed
 from xsp.bench.transfers import DEVICE, DIRECTORY, FAMILIES, MEMORY, PROCESSES, ROOM, ROW
+from xsp.processes import system_text
 from xsp.texts import size_text
 
 PAGE = mmap.PAGESIZE
@@ -91,7 +92,7 @@ def _first_touch(size: int, is_huge: bool) -> Callable[[int], int]:
     advice = getattr(mmap, "MADV_HUGEPAGE" if is_huge else "MADV_NOHUGEPAGE", None)
     if advice is None:
         raise NotTimeable("this system has no huge pages")
-    if is_huge and "[never]" in _setting("/sys/kernel/mm/transparent_hugepage/enabled"):
+    if is_huge and "[never]" in (system_text("/sys/kernel/mm/transparent_hugepage/enabled") or "[never]"):
         raise NotTimeable("huge pages are switched off")
 
     def batch(calls: int) -> int:
@@ -126,13 +127,6 @@ def _partner(folder: Path | None) -> Partner:
         return _partners.setdefault(folder, partner or Partner(MESSAGE_BYTES, folder))
     except OSError as error:
         raise _refusal(error, f"the other process cannot be started ({error.strerror or error})") from error
-
-
-def _setting(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return "[never]"
 
 
 def _refusal(error: OSError, message: str) -> NotTimeable | MemoryError:

@@ -20,6 +20,7 @@ from xsp.bench.spec import CacheState, Spec, missing_input_reason
 from xsp.errors import first_line
 from xsp.graph.blocks import Block, Wires
 from xsp.graph.node import Call, Tensor
+from xsp.plugins import importing
 from xsp.texts import size_text
 
 if TYPE_CHECKING:
@@ -171,7 +172,9 @@ class _Run:
     """A session of the model, with its inputs and outputs bound."""
 
     def __init__(self, model: _Model, values: _Values, threads: int) -> None:
-        onnx, onnxruntime = _libraries()
+        with importing(NotTimeable, "{error}: pip install 'xsp[onnx,onnxruntime]'"):
+            import onnx
+            import onnxruntime
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -192,22 +195,14 @@ class _Run:
         except NotTimeable:
             raise
         except Exception as error:  # ONNX Runtime's errors have no other common base class
-            raise NotTimeable(f"ONNX Runtime does not run it ({_first(error)})") from error
+            message = first_line(error).replace("[ONNXRuntimeError] : ", "")[:160]
+            raise NotTimeable(f"ONNX Runtime does not run it ({message})") from error
         if shapes != [tensor.shape for tensor in model.outputs.values()]:
             raise NotTimeable("its outputs have different shapes with generated input values")
 
     def __call__(self) -> None:
         """Run the session once."""
         self._session.run_with_iobinding(self._binding)
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-    except ImportError as error:
-        raise NotTimeable(f"{error}: pip install 'xsp[onnx,onnxruntime]'") from error
-    return onnx, onnxruntime
 
 
 def _serialized(onnx: Any, model: _Model, values: _Values) -> bytes:
@@ -411,7 +406,3 @@ _SIZES: Mapping[tuple[str, int], Solve] = {
     **{(name, 1): _reduced_axes for name in _REDUCES},
 }
 """Operator and number of the input → function that returns the values that give the output its shape."""
-
-
-def _first(error: Exception) -> str:
-    return first_line(error).replace("[ONNXRuntimeError] : ", "")[:160]

@@ -246,19 +246,14 @@ def fill(
         timings.add(batch)
         results.extend(replace(timing, environment=timings.environment.hash) for timing in batch)
 
-    store(
-        [
-            replace(untimed(spec, Status.FAILED, reason), taken_ns=time.time_ns(), xsp=__version__)
-            for spec in ordered
-            if (reason := refusal(spec))
-        ]
-    )
+    refusals = [untimed(spec, Status.FAILED, reason) for spec in ordered if (reason := refusal(spec))]
+    store([replace(timing, taken_ns=time.time_ns(), xsp=__version__) for timing in refusals])
     refused = {timing.key for timing in results}
     ordered = [spec for spec in ordered if spec.key not in refused]
     thread_counts = {spec.threads for spec in ordered if spec.runtime != ONNX_RUNTIME and device.is_host}
     overhead_specs = [spec for threads in thread_counts for spec in overheads(threads)]
     overhead_specs = [spec for spec in overhead_specs if timings.get(spec.key) is None and spec.key not in pairs]
-    ordered = [*ordered[:1], *overhead_specs, *ordered[1:]]  # if there is time for only one, it is a requested one
+    ordered[1:1] = overhead_specs  # if there is time for only one, it is a requested one
     total = len(refused) + len(ordered)
     deadline = time.monotonic() + seconds
     progress("starting", len(results), total)

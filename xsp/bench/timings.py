@@ -381,15 +381,11 @@ def _write_rows(path: Path, rows: Sequence[Sequence[Any]], columns: Sequence[Col
         table.insert(con, "timings", rows, columns)
         table.write_parquet(con, "timings", path)
     except (OSError, duckdb.Error, OutputError) as error:
-        raise BenchError(f"{path}: timings cannot be written ({_first(error)})") from error
+        message = first_line(error)
+        reason = message.rpartition(": ")[2] if "Cannot open file" in message else message[:160]
+        raise BenchError(f"{path}: timings cannot be written ({reason})") from error
     finally:
         con.close()
-
-
-def _first(error: Exception) -> str:
-    """Return the first line of an error's message; for a file that cannot be opened only the reason."""
-    message = first_line(error)
-    return message.rpartition(": ")[2] if "Cannot open file" in message else message[:160]
 
 
 def _row(timing: Timing) -> tuple[Any, ...]:

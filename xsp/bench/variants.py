@@ -92,10 +92,6 @@ def _uses_onednn(spec: Spec) -> bool:
     return torch.backends.mkldnn.is_available() and any(word in spec.block.op for word in words)
 
 
-def _has_convolution(spec: Spec) -> bool:
-    return "conv" in spec.block.op
-
-
 def _has_attention(spec: Spec) -> bool:
     return "scaled_dot_product_attention" in spec.block.op
 
@@ -111,7 +107,10 @@ VARIANTS: Mapping[str, Variant] = {
         Variant("contiguous", _has_strides, arrange=torch.Tensor.contiguous),
         Variant("onednn-off", _uses_onednn, lambda _: torch.backends.mkldnn.flags(enabled=False), on_host=True),
         Variant(
-            "cudnn-benchmark", _has_convolution, lambda _: torch.backends.cudnn.flags(benchmark=True), on_host=False
+            "cudnn-benchmark",
+            lambda spec: "conv" in spec.block.op,
+            lambda _: torch.backends.cudnn.flags(benchmark=True),
+            on_host=False,
         ),
         Variant("attention-math", _has_attention, context=_backend(SDPBackend.MATH)),
         Variant("attention-flash", _has_attention, context=_backend(SDPBackend.FLASH_ATTENTION)),
@@ -208,7 +207,11 @@ def prepare(
         prepared.restore()
         if variant.name in OTHER_PRECISION:
             return prepared, distance(plain, results)
-        exact = _in_float64(prepared)
+        # the results in float64; None if an operator does not support it
+        wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in prepared.sets[0]]
+        exact = None
+        with contextlib.suppress(Exception):
+            exact = prepared.function(*wide)
     return prepared, check(plain, results, exact)
 
 
@@ -279,11 +282,3 @@ def _relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     is_equal = (result.double() == reference.double()) | (result.isnan() & reference.isnan())
     difference = torch.where(is_equal, 0.0, (result.double() - reference.double()).abs())
     return float(difference.max() / reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
-
-
-def _in_float64(prepared: Prepared) -> Any | None:
-    """Return the results in float64; None if an operator does not support it."""
-    wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in prepared.sets[0]]
-    with contextlib.suppress(Exception):
-        return prepared.function(*wide)
-    return None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from xsp import stats
 from xsp.bench.environment import Environment
 from xsp.bench.plan import default_threads, effective_state
 from xsp.bench.spec import AS_RUN, CacheState, Spec, Status, Timing
@@ -130,8 +131,7 @@ class Construction:
     @property
     def once_ns(self) -> float | None:
         """Time of one run of each distinct block; None if one of them is unknown."""
-        by_key = {window.spec.key: window.ns for window in self.windows}
-        return None if None in by_key.values() else math.fsum(ns for ns in by_key.values() if ns is not None)
+        return stats.known_sum({window.spec.key: window.ns for window in self.windows}.values())
 
 
 def _hole(window: BlockWindow, count: int) -> Hole:
@@ -170,7 +170,12 @@ def construct(
     pieces = _windows(graph, timings, granularity, None, conditions or Conditions(), only)
     if not pieces:
         raise GraphError(f"{graph.name}: it has no computing calls to construct a time from")
-    figures = [None if window.ns is None else _figure(window, window.ns) for window in pieces]
+    figures = [
+        None
+        if window.ns is None
+        else Figure(window.ns, (window.timing and window.timing.half_ns) or 0.0, window.spec.key)
+        for window in pieces
+    ]
     covered = coverage(figures, [True] * len(pieces), _expected(pieces))
     is_sufficient = covered.nodes and (partial or covered.share >= MIN_COVERAGE)
     return Construction(
@@ -224,18 +229,16 @@ def _windows(
     return pieces
 
 
-def _figure(window: BlockWindow, ns: float) -> Figure:
-    timing = window.timing
-    return Figure(ns, (timing.half_ns or 0.0) if timing is not None else 0.0, window.spec.key)
-
-
 def _expected(pieces: Sequence[BlockWindow]) -> list[float | None]:
     """Return the expected time of each block, for coverage only; None if unknown.
 
     It is the timing, else the bytes times the median time per byte of timed blocks of the same operators, or of all.
     """
     rates: dict[str, list[float]] = {}
-    sizes = [_bytes(window.spec.block) for window in pieces]
+    sizes = [
+        stats.known_sum(tensor.bytes for call in window.spec.block.calls for tensor in (*call.inputs, *call.outputs))
+        for window in pieces
+    ]
     for window, size in zip(pieces, sizes, strict=True):
         if window.ns is not None and size:
             rates.setdefault(window.spec.block.op, []).append(window.ns / size)
@@ -246,11 +249,6 @@ def _expected(pieces: Sequence[BlockWindow]) -> list[float | None]:
         estimate = None if size is None or math.isnan(rate) else size * rate
         expected.append(estimate if window.ns is None else window.ns)
     return expected
-
-
-def _bytes(work: Block) -> int | None:
-    sizes = [tensor.bytes for call in work.calls for tensor in (*call.inputs, *call.outputs)]
-    return None if None in sizes else sum(filter(None, sizes))
 
 
 # --- the best cover by overlapping blocks ---------------------------------------------------------------------

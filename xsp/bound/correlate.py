@@ -13,6 +13,7 @@ latency in a family is a separate slope.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,8 @@ def groups(rows: Iterable[Mapping[str, Any]], latencies: Iterable[Latency]) -> l
             group = by_group.setdefault((latency.device, latency.batch or 0, latency.threads or 0), {})
             group.setdefault(latency.model, []).append(latency.ns)
     return [
-        _group(*key, {name: _median(ns) for name, ns in by_group[key].items()}, measures) for key in sorted(by_group)
+        _group(*key, {name: statistics.median(ns) for name, ns in by_group[key].items()}, measures)
+        for key in sorted(by_group)
     ]
 
 
@@ -284,11 +286,6 @@ def _differences(points: Points) -> tuple[CoefficientDifference, ...]:
             ),
         ),
     )
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _slopes(points: Points) -> tuple[Slope, ...]:

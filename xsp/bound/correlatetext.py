@@ -60,9 +60,13 @@ def sections(groups: Sequence[LatencyGroup], notes: Sequence[str] = (), holes: S
             for slope in group.slopes
         )
         families = ("family", "varies", "models", "first model_ms", "last model_ms", "exponent of latency")
+        if not group.points and group.slopes:
+            title = f"{group.title}: families of small models"
+        else:
+            title = f"{group.title}: {_models(len(group.points))}"
         result.append(
             Section(
-                _title(group),
+                title,
                 (
                     *(text for text in texts if text.text),
                     *([Table(columns, rows, "Measures against latency")] if rows else []),
@@ -97,12 +101,6 @@ def coefficient_text(figure: Figure | None) -> str:
     if figure.low is None or figure.high is None:
         return f"{figure.value:.2f} [–, –]"
     return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
-
-
-def _title(group: LatencyGroup) -> str:
-    if not group.points and group.slopes:
-        return f"{group.title}: families of small models"
-    return f"{group.title}: {_models(len(group.points))}"
 
 
 def _models(count: int) -> str:

@@ -36,6 +36,7 @@ from xsp.bound.join import Join
 from xsp.bound.totals import Coverage, Figure, Total
 from xsp.device import devices
 from xsp.graph.node import Graph
+from xsp.stats import known_sum
 from xsp.texts import ns_text
 
 
@@ -361,9 +362,8 @@ def _difference_then_time(layer: LadderLayer) -> tuple[float, float]:
 def _layer(name: str, numbers: list[int], rungs: Sequence[Rung], figures: Mapping[str, Figures]) -> LadderLayer:
     ns: dict[Rung, float | None] = {}
     for rung in rungs:
-        rung_figures = [figures[rung.value][number] for number in numbers]
-        times = [figure.ns for figure in rung_figures if figure is not None]
-        ns[rung] = math.fsum(times) if len(times) == len(rung_figures) else None
+        rung_figures = (figures[rung.value][number] for number in numbers)
+        ns[rung] = known_sum(None if figure is None else figure.ns for figure in rung_figures)
     ceiling_ns, others = ns.get(Rung.CEILING), [time for rung, time in ns.items() if rung is not Rung.CEILING]
     if ceiling_ns is not None and any(time is not None and time < ceiling_ns for time in others):
         ns[Rung.CEILING] = None

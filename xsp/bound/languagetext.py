@@ -8,7 +8,7 @@ from typing import Any
 
 from xsp import terminal
 from xsp.bound.language import DECODE, Language, LengthCurve, LengthPoint
-from xsp.bound.polynomials import Crossing, Polynomial
+from xsp.bound.polynomials import Polynomial
 from xsp.scrub import plain
 from xsp.sections import Cell, Chart, Section, Series, Table, Text
 from xsp.terminal import NO_BREAK_SPACE
@@ -79,17 +79,14 @@ def _curve(curve: LengthCurve) -> Iterator[str]:
         return
     longest = curve.points[-1].tokens
     suffix = ", which is beyond what was timed" if crossing.n > longest else ""
-    yield f"{name}: {part} {verb} longer than the rest from {_crossing(crossing)} tokens on{suffix}."
+    low, high = ("?" if number is None else f"{number:,.0f}" for number in (crossing.low, crossing.high))
+    length = f"{crossing.n:,.0f} ({low} … {high})"
+    yield f"{name}: {part} {verb} longer than the rest from {length} tokens on{suffix}."
     if curve.omitted_calls:
         yield (
             f"{name}: {curve.omitted_calls} calls are left out of the curve, because they are not timed at every "
             "length."
         )
-
-
-def _crossing(crossing: Crossing) -> str:
-    low, high = ("?" if number is None else f"{number:,.0f}" for number in (crossing.low, crossing.high))
-    return f"{crossing.n:,.0f} ({low} … {high})"
 
 
 def formula(curve: Polynomial) -> str:

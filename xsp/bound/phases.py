@@ -19,6 +19,7 @@ from xsp.bound.totals import Figure
 from xsp.errors import GraphError
 from xsp.graph import paths
 from xsp.graph.node import Graph, KnownBy, Node, Phase, Role, Tensor
+from xsp.stats import known_sum
 
 OUTERMOST = "(outermost module)"
 NO_LAYER = "(no layer)"
@@ -164,16 +165,11 @@ def _layers(bound: Bound, figures: Sequence[Figure | None]) -> Iterator[TrainedL
         sizes[owners[storage]] += size
     has_flow = graph.known_by is not KnownBy.ORDER  # the updated parameters are known only from memory
     for name, calls in names.items():
-        forward, backward, update = (_sum(times[name, phase]) for phase in Phase)
+        forward, backward, update = (known_sum(times[name, phase]) for phase in Phase)
         is_known = has_flow or name == NO_LAYER
         yield TrainedLayer(
             name, forward, backward, update if is_known else None, sizes[name] if has_flow else None, calls
         )
-
-
-def _sum(times: Sequence[float | None]) -> float | None:
-    known = [time for time in times if time is not None]
-    return math.fsum(known) if len(known) == len(times) else None
 
 
 def _layer(node: Node) -> str:

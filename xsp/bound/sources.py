@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xsp import processes
+from xsp import processes, stats
 from xsp.bench import steps
 from xsp.bench.plan import MIN_SECONDS, default_threads, effective_state, runtime_of
 from xsp.bench.spec import CacheState, Loss, slowdown_text
@@ -600,10 +600,7 @@ def _holes(parts: _Parts) -> list[Hole]:
     for index, node in enumerate(parts.graph.nodes):
         if parts.is_computing[index] and figures[index] is None:
             groups[node.call.op, reasons[index]].append(expected[index])
-    holes = [
-        Hole(op, reason, len(times), None if None in times else sum(ns for ns in times if ns is not None))
-        for (op, reason), times in groups.items()
-    ]
+    holes = [Hole(op, reason, len(times), stats.known_sum(times)) for (op, reason), times in groups.items()]
     return sorted(holes, key=lambda hole: -(hole.expected_ns or 0.0))
 
 

@@ -162,7 +162,15 @@ def run(args: argparse.Namespace) -> int:
 
         section.write(graph, args.section)
     if args.compare is not None:
-        return _show_difference(args, graph)
+        from xsp import terminal
+        from xsp.graph import difference
+
+        result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
+        if args.format == "json":
+            progress.write_json(result.as_json())
+        else:
+            progress.echo(terminal.page(difference.section(result)))
+        return 0
     if args.format == "json":
         from xsp.graph.measures import as_json
 
@@ -202,19 +210,6 @@ def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
         progress.write_json(rewrite.as_json(result))
     else:
         progress.echo(terminal.page(rewrite.section(result)))
-    return 0
-
-
-def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
-    """Show the differences between a graph and that of another source."""
-    from xsp import terminal
-    from xsp.graph import difference
-
-    result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
-    if args.format == "json":
-        progress.write_json(result.as_json())
-    else:
-        progress.echo(terminal.page(difference.section(result)))
     return 0
 
 

@@ -31,7 +31,13 @@ def conclusion(comparison: Comparison) -> list[str]:
         sentences += _other_devices(comparison)
         sentences += [*causes.on_device(comparison), *causes.layers(comparison)]
     if _is_pair(comparison):
-        sentences += _pair_note(comparison)
+        detectable = comparison.step.detectable_percent
+        limit = f", so no change below {detectable:.0f} % is certain" if detectable is not None else ""
+        sentences += [
+            "With one run per side, a difference between the programs cannot be separated from one between two starts "
+            f"of the same program: starts may differ by {100 * START_SPREAD:.0f} %{limit}. "
+            f"To know more: {MORE_RUNS}."
+        ]
     elif step.detectable_percent is not None:
         sentences.append(
             f"The smallest change of the step that would have been found with a probability of 80 %: "
@@ -63,9 +69,13 @@ def _change(comparison: Comparison) -> str:
         return f"A step takes about the same ({times})."
     certain = causes.certain_phases(comparison)
     if not certain and is_large:
+        loop_row = next(iter(comparison.section("loop")), comparison.step)
+        if loop_row.low_percent is None or loop_row.high_percent is None:
+            interval = ""
+        else:
+            interval = f": the change is between {loop_row.low_percent:+.1f} and {loop_row.high_percent:+.1f} %"
         return (
-            f"Undecided: a step takes {causes.more_or_less(total.change_ms)} ({times}), which may be chance"
-            f"{_interval(comparison)}."
+            f"Undecided: a step takes {causes.more_or_less(total.change_ms)} ({times}), which may be chance{interval}."
         )
     if not certain:
         return f"No evidence of change: a step takes about the same ({times})."
@@ -73,14 +83,6 @@ def _change(comparison: Comparison) -> str:
         return _joined(change, causes.sentence(causes.phases(comparison) or certain, total.change_ms))
     cause = causes.sentence(certain[: causes.MAX_PARTS], certain[0].change_ms)
     return f"No evidence that the step changed ({times}); but {cause}."
-
-
-def _interval(comparison: Comparison) -> str:
-    """Return the interval of the change of an iteration, else of a step, in words; empty if it is unknown."""
-    row = next(iter(comparison.section("loop")), comparison.step)
-    if row.low_percent is None or row.high_percent is None:
-        return ""
-    return f": the change is between {row.low_percent:+.1f} and {row.high_percent:+.1f} %"
 
 
 def _joined(change: str, cause: str) -> str:
@@ -103,16 +105,6 @@ _WORDS = {
     FASTER_HERE: "B was faster than A in these two runs",
     NO_EVIDENCE: "no evidence of change as a whole",
 }
-
-
-def _pair_note(comparison: Comparison) -> list[str]:
-    detectable = comparison.step.detectable_percent
-    limit = f", so no change below {detectable:.0f} % is certain" if detectable is not None else ""
-    return [
-        "With one run per side, a difference between the programs cannot be separated from one between two starts of "
-        f"the same program: starts may differ by {100 * START_SPREAD:.0f} %{limit}. "
-        f"To know more: {MORE_RUNS}."
-    ]
 
 
 def _is_pair(comparison: Comparison) -> bool:

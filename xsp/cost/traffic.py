@@ -132,21 +132,18 @@ def _reduction(dims: int, size: int | None = None, results: int = 1) -> Formula:
         shape = inputs.shapes[0]
         count = 1
         if len(inputs.shapes) > dims + 1:  # else the operator has no dimensions argument
-            reduced = _dimensions(inputs, dims, len(shape))
+            # the dimensions that the input names; all if it names none
+            rank = len(shape)
+            if inputs.has_tensor(dims):
+                raise ValueError("another tensor")
+            option = inputs.option(dims) if inputs.scalars[dims] != "" or inputs.dtypes[dims] else []
+            dimensions = option if isinstance(option, list) else [option]
+            reduced = {int(dimension) % rank for dimension in dimensions} if dimensions and rank else set(range(rank))
             count = prod(length for index, length in enumerate(shape) if index not in reduced)
         element_bytes = inputs.element_bytes(0) if size is None else size
         return Traffic(inputs.bytes(0), count * (element_bytes + (results - 1) * SIZES["long"]))
 
     return formula
-
-
-def _dimensions(inputs: Inputs, position: int, rank: int) -> set[int]:
-    """Return the dimensions that an input names; all dimensions if it names none."""
-    if inputs.has_tensor(position):
-        raise ValueError("another tensor")
-    option = inputs.option(position) if inputs.scalars[position] != "" or inputs.dtypes[position] else []
-    dimensions = option if isinstance(option, list) else [option]
-    return {int(dimension) % rank for dimension in dimensions} if dimensions and rank else set(range(rank))
 
 
 def _matrix_product(offset: int = 0) -> Formula:
@@ -159,10 +156,6 @@ def _matrix_product(offset: int = 0) -> Formula:
         return Traffic(inputs.total_bytes(), prod(left[:-1]) * right[-1] * inputs.element_bytes(offset))
 
     return formula
-
-
-def _linear(inputs: Inputs) -> Traffic:
-    return Traffic(inputs.total_bytes(), prod(inputs.shapes[0][:-1]) * inputs.shapes[1][0] * inputs.element_bytes(0))
 
 
 def _scaled_product(inputs: Inputs) -> Traffic:
@@ -193,11 +186,6 @@ def _write_result(inputs: Inputs, result: Sequence[int]) -> Traffic:
     """Read all tensors, write a tensor of the shape `result` and of the type of the first tensor."""
     tensors = [position for position in range(len(inputs.shapes)) if inputs.has_tensor(position)]
     return Traffic(inputs.total_bytes(), prod(result) * inputs.element_bytes(tensors[0]))
-
-
-def _gradient(inputs: Inputs) -> Traffic:
-    """Read all tensors, write a gradient whose size is the first input."""
-    return _write_result(inputs, inputs.option(0))
 
 
 def _convolution_backward(inputs: Inputs) -> Traffic:
@@ -413,7 +401,12 @@ FORMULAS: dict[str, Formula] = {
     # matrix products
     **dict.fromkeys(("mm", "bmm"), _matrix_product()),
     **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _matrix_product(offset=1)),
-    **dict.fromkeys(("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"), _linear),
+    **dict.fromkeys(
+        ("mkldnn_linear", "_mkl_linear", "mkldnn::_linear_pointwise"),
+        lambda inputs: Traffic(
+            inputs.total_bytes(), prod(inputs.shapes[0][:-1]) * inputs.shapes[1][0] * inputs.element_bytes(0)
+        ),
+    ),
     "_int_mm": lambda inputs: Traffic(inputs.total_bytes(), inputs.shapes[0][0] * inputs.shapes[1][1] * SIZES["int"]),
     "_scaled_mm": _scaled_product,
     # convolutions
@@ -425,7 +418,7 @@ FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
     "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
     "convolution_backward": _convolution_backward,
-    **dict.fromkeys(_GRADIENTS, _gradient),
+    **dict.fromkeys(_GRADIENTS, lambda inputs: _write_result(inputs, inputs.option(0))),
     # attention
     **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_forward"), _attention),

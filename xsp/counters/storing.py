@@ -66,12 +66,21 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     by_kernel: dict[str, KernelFigures] = {}
     joins = [_join_report(report, kernels, by_kernel) for report in reports]
     if not by_kernel:
-        raise TraceError(_mismatch_message(reports[-1], joins[-1], len(kernels)))
+        last_report = reports[-1]
+        last_join = joins[-1]
+        if last_join.rows:
+            message = f"{last_report}: holds none of the requested metrics, such as {metrics.READ_BYTES[0]}"
+        else:
+            message = (
+                f"{last_report}: none of its {last_join.row_count} kernels matches one of the run's {len(kernels)}: "
+                "a report must be of one step of the same program"
+            )
+        raise TraceError(message)
     _write(trace.con, run, by_kernel)
     # The summary of the join: kernels with counters, and their share of device time.
     ns = sum(kernel.ns for kernel in kernels)
     counted_ns = sum(kernel.ns for kernel in kernels if kernel.key in by_kernel)
-    summary = {
+    summary: dict[str, Any] = {
         "tool": "ncu",
         "kernels": len(kernels),
         "with_counters": len(by_kernel),
@@ -81,7 +90,13 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
         "rows_joined": sum(len(join.rows) for join in joins),
         "by_layer": all(join.has_layers for join in joins),
     }
-    _finish(run, content, summary, [_sentence(summary), *_missing_metrics(joins, by_kernel)])
+    sentence = (
+        f"{summary['with_counters']} of {summary['kernels']} kernels "
+        f"({summary['device_time_percent']} % of device time) have counters of Nsight Compute, "
+        f"{summary['with_flops']} of them operations; "
+        f"{summary['rows'] - summary['rows_joined']} of its {summary['rows']} rows match no kernel"
+    )
+    _finish(run, content, summary, [sentence, *_missing_metrics(joins, by_kernel)])
     return summary
 
 
@@ -140,15 +155,6 @@ def _join_report(report: Path, kernels: Sequence[TimedKernel], by_kernel: dict[s
     return result
 
 
-def _mismatch_message(report: Path, join: JoinResult, kernels: int) -> str:
-    if join.rows:
-        return f"{report}: holds none of the requested metrics, such as {metrics.READ_BYTES[0]}"
-    return (
-        f"{report}: none of its {join.row_count} kernels matches one of the run's {kernels}: "
-        "a report must be of one step of the same program"
-    )
-
-
 def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, KernelFigures]) -> None:
     """Rewrite the steps; kernels of other steps are the same kernel if key, grid and block are the same."""
     table.create(con, "kernel_figures", [_COUNTER_COLUMNS[0], *_COUNTER_COLUMNS[3:]])
@@ -185,15 +191,6 @@ def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, Ke
             """
         )
         table.write_parquet(con, "segment", segment)
-
-
-def _sentence(summary: Mapping[str, Any]) -> str:
-    return (
-        f"{summary['with_counters']} of {summary['kernels']} kernels "
-        f"({summary['device_time_percent']} % of device time) have counters of Nsight Compute, "
-        f"{summary['with_flops']} of them operations; "
-        f"{summary['rows'] - summary['rows_joined']} of its {summary['rows']} rows match no kernel"
-    )
 
 
 def _missing_metrics(joins: Sequence[JoinResult], by_kernel: Mapping[str, KernelFigures]) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from xsp import atomic, cached, processes
 from xsp.clock import monotonic_ns
 from xsp.errors import AnalysisError, UsageError, nearest
+from xsp.plugins import importing
 from xsp.run import Run
 
 if TYPE_CHECKING:
@@ -351,10 +352,8 @@ def measured(device: Device) -> Ceiling:
     Raises:
         UsageError: torch is not installed.
     """
-    try:
+    with importing(UsageError, "measuring ceilings takes torch; pip install 'xsp[torch]'"):
         import torch
-    except ImportError as error:
-        raise UsageError("measuring ceilings takes torch; pip install 'xsp[torch]'") from error
     if not device.is_host:
         finish = device.synchronize  # the current device may be another one
         return _measure(torch, device.torch_name, device.name, size=8192, copy_bytes=1 << 30, finish=finish)

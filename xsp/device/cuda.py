@@ -19,6 +19,7 @@ from xsp.device import ceilings, machine, processor
 from xsp.device.contract import Accelerator, Fault, Managed, Substitutes
 from xsp.device.sharing import SharingDevice
 from xsp.errors import first_sentence
+from xsp.processes import system_text
 
 LEAST_FREE_SHARE = 0.1
 """Share of a device's memory below which it is too small, or too busy, for anything."""
@@ -375,15 +376,12 @@ class Cuda(Accelerator):
         """Return NVML's counter since the driver was loaded; None without `nvidia-ml-py`, or such a counter."""
         with contextlib.suppress(Exception):  # NVML's errors are of a package that may be missing
             if self._counter is None:
-                self._counter = self._energy_counter()
+                pynvml: Any = importlib.import_module("pynvml")
+                pynvml.nvmlInit()
+                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
+                self._counter = lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
             return self._counter()
         return None
-
-    def _energy_counter(self) -> Callable[[], float]:
-        pynvml: Any = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
-        return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
     def identity(self) -> dict[str, Any]:
         """Return product, driver, libraries, limits of power and clocks, and the processor that issues the calls."""
@@ -462,11 +460,7 @@ class Hip(Cuda):
 
 
 def _driver() -> str | None:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"(\d+\.\d+(\.\d+)?)", text)
+    match = re.search(r"(\d+\.\d+(\.\d+)?)", system_text("/proc/driver/nvidia/version"))
     return None if match is None else match.group(1)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from pathlib import Path
 from typing import Any
 
 from xsp import processes
@@ -26,7 +25,7 @@ def describe() -> dict[str, Any]:
         "isa": isa(),
         "cores": processes.cores(),
         "memory_bytes": processes.total_memory_bytes(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name)) is not None},
         **_torch(),
     }
 
@@ -40,12 +39,9 @@ def device_uuids() -> list[str]:
 
 def cpu_model() -> str | None:
     """Return the processor's name as reported by the kernel."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in processes.system_text("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or None
 
 
@@ -58,23 +54,19 @@ ISA = (
 
 def isa() -> list[str] | None:
     """Return the extensions of `ISA` that the processor has, in order; None if the system does not report them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    flags_line = next(
-        (line for line in text.splitlines() if line.partition("\t")[0].strip(": ") in ("flags", "Features")), ""
-    )
+    lines = processes.system_text("/proc/cpuinfo").splitlines()
+    flags_line = next((line for line in lines if line.partition("\t")[0].strip(": ") in ("flags", "Features")), "")
     flags = set(flags_line.partition(":")[2].split())
     return [extension for extension in ISA if extension in flags] if flags else None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the installed version of a package; None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # not for `import xsp`, see `xsp.plugins`
 
     try:
         return version(package)
-    except (PackageNotFoundError, OSError):  # OSError: the program has used up all file descriptors
+    except (PackageNotFoundError, ValueError, OSError):  # OSError: the program has used up all file descriptors
         return None
 
 

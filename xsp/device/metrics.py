@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from xsp.stats import known_sum
+
 Values = Mapping[str, float]
 """Counter values by the name of the metric, without unavailable metrics."""
 
@@ -161,9 +163,7 @@ def _tensor(values: Values, capability: tuple[int, int] | None) -> float | None:
 
 
 def _required_sum(values: Values) -> float | None:
-    sums = [_sum(values, ways) for ways in REQUIRED]
-    known_sums = [total for total in sums if total is not None]
-    return sum(known_sums) if len(known_sums) == len(sums) else None
+    return known_sum(_sum(values, ways) for ways in REQUIRED)
 
 
 def _sum(values: Values, alternatives: Iterable[tuple[str, ...]]) -> float | None:

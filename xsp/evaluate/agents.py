@@ -6,14 +6,12 @@ raises an error with the reason. This process is an agent, a subprocess is anoth
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Protocol
 
@@ -135,26 +133,19 @@ def local_facts(name: str = "local", labels: Mapping[str, str] | None = None, de
         labels: properties that no program can look up: rack, interconnect.
         devices: include GPUs, which imports torch if it is installed.
     """
+    memory_bytes = processes.total_memory_bytes()
     return Facts(
         name=name,
         architecture=platform.machine(),
         cpu=machine.cpu_model() or "",
         cores=processes.cores(),
-        memory_gib=_memory_gib(),
+        memory_gib=None if memory_bytes is None else memory_bytes / 2**30,
         gpus=requested.accelerators() if devices else (),
         host=socket.gethostname(),
         python=platform.python_version(),
-        packages={package: version for package in PACKAGES if (version := version_of(package)) is not None},
+        packages={package: version for package in PACKAGES if (version := machine.version_of(package)) is not None},
         labels=dict(labels or {}),
     )
-
-
-def version_of(package: str) -> str | None:
-    """Return the installed version of a package; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
 
 
 def unmet_requirements(manifest: Manifest, facts: Facts) -> list[str]:
@@ -252,7 +243,7 @@ def _unmet_software(manifest: Manifest, facts: Facts) -> list[str]:
         elif package not in ranges:
             ranges[package] = framework.version
     for package, specifier in ranges.items():
-        installed = facts.packages.get(package) or (version_of(package) if facts.beat_s is None else None)
+        installed = facts.packages.get(package) or (machine.version_of(package) if facts.beat_s is None else None)
         unmet += [f"{package} is not installed"] if installed is None else _unmet_range(package, specifier, installed)
     if software.container or manifest.model.container:
         container = "a container" if not isinstance(software.container, str) or not software.container else (
@@ -320,10 +311,3 @@ def _parse_gib(text: str) -> float | None:
         return None
     unit = (match[2] or "g")[0]
     return float(match[1]) * {"m": 1 / 1024, "g": 1.0, "t": 1024.0}[unit]
-
-
-def _memory_gib() -> float | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    except (ValueError, OSError, AttributeError):
-        return None

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal
 
 from xsp import modelname
 from xsp.errors import ManifestError
+from xsp.plugins import importing
 
-try:
+with importing(ManifestError, "manifests need pydantic and PyYAML: pip install 'xsp[evaluate]'"):
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-except ImportError as error:
-    raise ManifestError("manifests need pydantic and PyYAML: pip install 'xsp[evaluate]'") from error
 
 FORMAT: Literal[1] = 1
 

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from xsp.errors import ManifestError, XspError, first_line, nearest
 from xsp.evaluate.manifest import Function, Manifest, Step
+from xsp.plugins import importing
 
 Array = npt.NDArray[Any]
 
@@ -40,11 +41,9 @@ def decode(data: bytes | Array, color_mode: str = "RGB", decoder: str = "pillow"
     if isinstance(data, np.ndarray):
         image = data
     elif decoder == "torchvision":
-        try:
+        with importing(ManifestError, "decode: torchvision is not installed: pip install 'xsp[models]'"):
             import torch
             from torchvision.io import ImageReadMode, decode_image
-        except ImportError as error:
-            raise ManifestError("decode: torchvision is not installed: pip install 'xsp[models]'") from error
         with _open_image(data):
             pass  # torchvision has no way to read the size without decoding
         try:
@@ -448,10 +447,8 @@ def _chain(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 
 def _pillow() -> Any:
-    try:
+    with importing(ManifestError, "images need Pillow: pip install 'xsp[evaluate]'"):
         from PIL import Image
-    except ImportError as error:
-        raise ManifestError("images need Pillow: pip install 'xsp[evaluate]'") from error
     return Image
 
 

@@ -23,6 +23,7 @@ from xsp.evaluate import agents, hardware, sharing
 from xsp.evaluate.datasets import InputSpec
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
+from xsp.plugins import importing
 
 Batch = Mapping[str, Array]
 """Arrays by input name, samples along the first axis."""
@@ -136,10 +137,8 @@ class Torch:
     def open(self, manifest: Manifest, folder: Path, level: str) -> Module:
         """Build or load the model, on a GPU if the manifest requires one."""
         del level
-        try:
+        with importing(ManifestError, "PyTorch is not installed: pip install 'xsp[models]'"):
             import torch
-        except ImportError as error:
-            raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
         device = hardware.usable(manifest.hardware)
         with hardware.opening(device):
             return self._opened(torch, manifest, folder, device)
@@ -155,7 +154,13 @@ class Torch:
         elif model.parsed_source.is_program:
             module, args, kwargs = _load_exported(torch, manifest, folder)
         else:
-            module, args, kwargs = _build(manifest, folder, device)
+            source, settings = source_of(manifest, folder, device)
+            try:
+                built = models.on_device(source, _build_on_host(source, settings), settings)
+            except ModelError as error:
+                raise ManifestError(f"model.source: {error}") from error
+            built.model.eval()
+            module, args, kwargs = built.model, built.args, built.kwargs
             if not model.parsed_source.is_python:  # the model of a file has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
         has_list = len(args) == 1 and isinstance(args[0], list)
@@ -196,16 +201,6 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
         tensors[name] = tensor.to(handle.device.torch_name, handle.dtype if tensor.is_floating_point() else None)
     args = tuple(tensors.pop(str(index)) for index in range(handle.positional_count))
     return (([*args[0]],) if handle.has_list_argument else args), tensors
-
-
-def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    source, settings = source_of(manifest, folder, device)
-    try:
-        built = models.on_device(source, _build_on_host(source, settings), settings)
-    except ModelError as error:
-        raise ManifestError(f"model.source: {error}") from error
-    built.model.eval()
-    return built.model, built.args, built.kwargs
 
 
 def source_of(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:
@@ -394,10 +389,8 @@ class Onnx:
         """Load the file; dynamic sizes are those of the manifest's inputs, or 1."""
         del level
         path = model_file(manifest, folder)
-        try:
+        with importing(ManifestError, "ONNX files are run by ONNX Runtime: pip install 'xsp[onnxruntime]'"):
             import onnxruntime
-        except ImportError as error:
-            raise ManifestError("ONNX files are run by ONNX Runtime: pip install 'xsp[onnxruntime]'") from error
         options = onnxruntime.SessionOptions()
         if manifest.software.threads is not None:
             options.intra_op_num_threads = manifest.software.threads

@@ -20,6 +20,7 @@ from xsp.errors import ManifestError, first_line
 from xsp.evaluate import agents, reading, results, transports
 from xsp.evaluate.agents import AgentLost, Facts, Options, ProcessLost, Progress
 from xsp.evaluate.manifest import Manifest
+from xsp.plugins import importing
 
 NAMESPACE = "xsp-evaluate"
 
@@ -159,22 +160,18 @@ class RayAgent:
             raise ProcessLost(reply["lost"])
         if "error" in reply:
             raise ManifestError(reply["error"])
-        return _store_files(reply["files"], manifest, options.store)
+        with results.new_result(options.store, manifest.identity) as (staging, paths):
+            for name, content in reply["files"].items():
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or not path.parts:
+                    raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                (staging / path).write_bytes(content)
+        return paths[0]
 
     def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> None:
         """Return None: another machine opens a manifest only to run it."""
         del manifest, folder, options, progress
-
-
-def _store_files(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
-    with results.new_result(store, manifest.identity) as (staging, paths):
-        for name, content in files.items():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
-                raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
-            (staging / path).parent.mkdir(parents=True, exist_ok=True)
-            (staging / path).write_bytes(content)
-    return paths[0]
 
 
 def connect(address: str) -> None:
@@ -270,8 +267,6 @@ def _facts(reply: Mapping[str, Any]) -> Facts:
 
 
 def _ray() -> Any:
-    try:
+    with importing(ManifestError, "Ray is not installed: pip install 'xsp[evaluate,ray]'"):
         import ray
-    except ImportError as error:
-        raise ManifestError("Ray is not installed: pip install 'xsp[evaluate,ray]'") from error
     return ray

@@ -123,7 +123,7 @@ def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
     problems = [
         each
         for each in error.errors(include_url=False, include_context=False)
-        if not (_is_of_text(each["loc"]) and isinstance(each["input"], dict))
+        if not (each["loc"] and each["loc"][-1] in _TEXTS and isinstance(each["input"], dict))
     ]
     for problem in problems[:MOST_ERRORS]:
         # pydantic marks the branch of a union by the name of its type in an error's location
@@ -143,11 +143,6 @@ def _error_text(error: ValidationError, text: yamltext.Text | None) -> str:
 
 _TEXTS = ("str", "constrained-str")
 """Names of branches of texts."""
-
-
-def _is_of_text(location: tuple[str | int, ...]) -> bool:
-    """Return whether an error's location is the branch of a text in a union."""
-    return bool(location) and location[-1] in _TEXTS
 
 
 def _type_text(value: Any) -> str:

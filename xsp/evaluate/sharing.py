@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xsp import atomic, modelname, version
+from xsp.device import machine
 from xsp.errors import ManifestError, ShareError
 from xsp.evaluate import agents
 from xsp.evaluate.manifest import Manifest
@@ -146,19 +147,16 @@ def _read_note(path: Path) -> dict[str, Any] | None:
 def _weights_hash(manifest: Manifest, source: str) -> str:
     """Return a hash of all that the weights depend on; see `load`."""
     model = manifest.model
-    installed = {package: agents.version_of(package) for package in agents.PACKAGES}
+    installed = {package: machine.version_of(package) for package in agents.PACKAGES}
+    # of the content of the configuration file that the source names
+    file = modelname.parse(source).file
+    configuration = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
     fields = {
         "source": model.source, "seed": model.seed, "precision": model.precision, "sequence": model.sequence,
         "inputs": [list(spec.shape or ()) for spec in model.inputs], "installed": installed,
-        "xsp": version.__version__, "configuration": _configuration_hash(source),
+        "xsp": version.__version__, "configuration": configuration,
     }  # fmt: skip
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _configuration_hash(source: str) -> str:
-    """Return a hash of the content of the configuration file that a source names; empty if it names none."""
-    file = modelname.parse(source).file
-    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _unfilled_hash(built: ModelCall) -> str:
@@ -168,15 +166,12 @@ def _unfilled_hash(built: ModelCall) -> str:
     persistent = built.model.state_dict()
     buffers = {name: buffer for name, buffer in built.model.named_buffers() if name not in persistent}
     digest = hashlib.sha256()
-    for name, tensor in {**buffers, **_integer_inputs(built)}.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _integer_inputs(built: ModelCall) -> Mapping[str, Any]:
     inputs = {**{f"argument {index}": tensor for index, tensor in enumerate(built.args)}, **built.kwargs}
-    return {
+    integer_inputs = {
         name: tensor for name, tensor in inputs.items()
         if hasattr(tensor, "is_floating_point") and not tensor.is_floating_point() and not name.endswith("input_ids")
     }  # fmt: skip
+    for name, tensor in {**buffers, **integer_inputs}.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

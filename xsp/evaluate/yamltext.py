@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from xsp.errors import ManifestError, first_line
+from xsp.plugins import importing
 
 if TYPE_CHECKING:
     from yaml.nodes import Node
@@ -83,10 +84,8 @@ def write(content: Any) -> str:
 
 
 def _library() -> Any:
-    try:
+    with importing(ManifestError, "manifests need PyYAML and pydantic: pip install 'xsp[evaluate]'"):
         import yaml
-    except ImportError as error:
-        raise ManifestError("manifests need PyYAML and pydantic: pip install 'xsp[evaluate]'") from error
     return yaml
 
 
@@ -131,7 +130,14 @@ class _Converter:
         if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
             return value in _TRUE
         if kind in ("int", "float") and not TEXT_KEYS.fullmatch(key):
-            return self._number(node, value, kind)
+            digits = value.replace("_", "")
+            try:
+                number: float = int(digits, 0) if kind == "int" else float(digits)
+            except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
+                return value
+            if number in (float("inf"), float("-inf")) or abs(number) > 1e300:
+                raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
+            return number
         return value
 
     def _mapping(self, node: Node, path: ValuePath, ancestors: frozenset[int]) -> dict[str, Any]:
@@ -149,13 +155,3 @@ class _Converter:
             mapping[key.value] = converted
             self.lines[child_path] = key.start_mark.line + 1
         return mapping
-
-    def _number(self, node: Node, value: str, kind: str) -> Any:
-        digits = value.replace("_", "")
-        try:
-            number: float = int(digits, 0) if kind == "int" else float(digits)
-        except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
-            return value
-        if number in (float("inf"), float("-inf")) or abs(number) > 1e300:
-            raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
-        return number

@@ -100,7 +100,14 @@ class Tools:
             tool = TOOLS.get(name)
             if tool is None:
                 raise UsageError(f"there is no tool {name[:100]!r}; there are {', '.join(TOOLS)}")
-            _check(tool, arguments)
+            from jsonschema import Draft202012Validator
+            from jsonschema.exceptions import best_match
+
+            violation = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
+            if violation is not None:
+                location = ".".join(map(str, violation.absolute_path)) or "arguments"
+                taken = ", ".join(tool.arguments) or "none"
+                raise UsageError(f"{tool.name}: {location}: {str(violation.message)[:200]}; it takes {taken}")
             return fit(tool.answer(self, arguments), self.most_bytes)
         except XspError as rejection:
             return fit(error(str(rejection)), self.most_bytes)
@@ -120,8 +127,9 @@ class Tools:
                 error(f"the run or trace cannot be read, or changed while it was read ({reason})"), self.most_bytes
             )
 
-    def trace(self, arguments: Mapping[str, Any], argument: str = "run") -> tuple[Trace, Readable]:
-        """Return the trace that the arguments name; it is loaded again if its files have changed.
+    def trace(self, arguments: Mapping[str, Any], argument: str = "run") -> tuple[Trace, dict[str, Any]]:
+        """Return the trace that the arguments name, which is loaded again if its files have changed, and the `source`
+        of a document: without the directory, which may contain a user's name.
 
         Raises:
             UsageError: there is no such trace in the permitted places.
@@ -136,7 +144,7 @@ class Tools:
         self._loaded[key] = cached
         while len(self._loaded) > MOST_LOADED:
             self._loaded.popitem(last=False)
-        return cached[1], place
+        return cached[1], {"run": place.name, "name": cached[1].name}
 
     @staticmethod
     def _load(place: Readable, kind: str | None) -> Trace:
@@ -146,33 +154,11 @@ class Tools:
             raise TraceError(str(failure).replace(str(place.path), place.name)) from failure
 
 
-def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Check arguments against the schema.
-
-    Raises:
-        UsageError: they do not match it.
-    """
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
-
-    violation = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
-    if violation is not None:
-        location = ".".join(map(str, violation.absolute_path)) or "arguments"
-        raise UsageError(
-            f"{tool.name}: {location}: {str(violation.message)[:200]}; it takes {', '.join(tool.arguments) or 'none'}"
-        )
-
-
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
 def _page(arguments: Mapping[str, Any], rows: int = ROWS) -> tuple[int, int]:
     return min(int(arguments.get("first", 0)), 1 << 40), min(int(arguments.get("limit", rows)), MOST_ROWS)
-
-
-def source(trace: Trace, place: Readable) -> dict[str, Any]:
-    """Return the `source` of a document, without the directory, which may contain a user's name."""
-    return {"run": place.name, "name": trace.name}
 
 
 def _runs(tools: Tools, _: Mapping[str, Any]) -> Document:
@@ -184,23 +170,12 @@ def _runs(tools: Tools, _: Mapping[str, Any]) -> Document:
     )
 
 
-def _summary(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
-    return answers.summary(trace, source(trace, place))
-
-
-def _health(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
-    return answers.findings(trace, source(trace, place), *_page(arguments))
-
-
 def _tables(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
+    trace = tools.trace(arguments)
     if "analysis" not in arguments:
-        return tables.listing(trace, source(trace, place), *_page(arguments, 100))
+        return tables.listing(*trace, *_page(arguments, 100))
     return tables.page(
-        trace,
-        source(trace, place),
+        *trace,
         arguments["analysis"],
         *_page(arguments),
         sort=arguments.get("sort"),
@@ -208,25 +183,9 @@ def _tables(tools: Tools, arguments: Mapping[str, Any]) -> Document:
     )
 
 
-def _time(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
-    return answers.time(trace, source(trace, place), _page(arguments, answers.ROWS_OF_TIME)[1])
-
-
-def _advice(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
-    return advice.of_trace(trace, source(trace, place), *_page(arguments, 10))
-
-
 def _compare(tools: Tools, arguments: Mapping[str, Any]) -> Document:
     (a, of_a), (b, of_b) = (tools.trace({**arguments, "run": arguments[side]}) for side in ("a", "b"))
-    sources = {"a": source(a, of_a), "b": source(b, of_b)}
-    return answers.comparison(a, b, sources, arguments.get("section"), *_page(arguments))
-
-
-def _spans(tools: Tools, arguments: Mapping[str, Any]) -> Document:
-    trace, place = tools.trace(arguments)
-    return spans.with_relatives(trace, source(trace, place), arguments["id"], *_page(arguments))
+    return answers.comparison(a, b, {"a": of_a, "b": of_b}, arguments.get("section"), *_page(arguments))
 
 
 _RUN_ARGUMENTS = {"run": _RUN, "kind": _KIND}
@@ -265,12 +224,13 @@ TOOLS: dict[str, Tool] = {
         Tool(
             "summary", "Summary of a run",
             "What was recorded, the time of a step and of the program's loop, how busy devices are, and a grade.",
-            _RUN_ARGUMENTS, (), _summary,
+            _RUN_ARGUMENTS, (), lambda tools, asked: answers.summary(*tools.trace(asked)),
         ),
         Tool(
             "health", "What is missing or doubtful",
             "What is missing or doubtful in a run, to read before its figures, and the grade, A to F.",
-            {**_RUN_ARGUMENTS, "first": _FIRST, "limit": _LIMIT}, (), _health,
+            {**_RUN_ARGUMENTS, "first": _FIRST, "limit": _LIMIT}, (),
+            lambda tools, asked: answers.findings(*tools.trace(asked), *_page(asked)),
         ),
         Tool(
             "tables", "Tables of analyses",
@@ -282,13 +242,15 @@ TOOLS: dict[str, Tool] = {
         Tool(
             "time", "Where the time goes",
             "Where the time of a step goes: phases, critical path, layers, operators, modules and kernels.",
-            {**_RUN_ARGUMENTS, "limit": _LIMIT}, (), _time,
+            {**_RUN_ARGUMENTS, "limit": _LIMIT}, (),
+            lambda tools, asked: answers.time(*tools.trace(asked), _page(asked, answers.ROWS_OF_TIME)[1]),
         ),
         Tool(
             "advice", "What to change",
             "What is wrong, where, what it costs with an interval, what to do, and whether results change; best first. "
             "From the trace alone: nothing is run.",
-            {**_RUN_ARGUMENTS, "first": _FIRST, "limit": _LIMIT}, (), _advice,
+            {**_RUN_ARGUMENTS, "first": _FIRST, "limit": _LIMIT}, (),
+            lambda tools, asked: advice.of_trace(*tools.trace(asked), *_page(asked, 10)),
         ),
         Tool(
             "compare", "Two runs",
@@ -299,7 +261,8 @@ TOOLS: dict[str, Tool] = {
         Tool(
             "spans", "Spans under an id",
             "A span by its id with all its columns, the spans around it, and its children by page.",
-            {**_RUN_ARGUMENTS, "id": _ID, "first": _FIRST, "limit": _LIMIT}, ("id",), _spans,
+            {**_RUN_ARGUMENTS, "id": _ID, "first": _FIRST, "limit": _LIMIT}, ("id",),
+            lambda tools, asked: spans.with_relatives(*tools.trace(asked), asked["id"], *_page(asked)),
         ),
     )
 }  # fmt: skip

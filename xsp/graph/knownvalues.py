@@ -81,7 +81,10 @@ class KnownValues(TorchDispatchMode):
         except Exception:
             if known_result is None or func._schema.is_mutable:
                 raise
-            result = tree_map(_empty, known_result)
+            result = tree_map(
+                lambda value: torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value,
+                known_result,
+            )
         if name == _ATTENTION:
             result = kernels.attention(result, *args, **keywords)
         elif name in kernels.CONVOLUTIONS:
@@ -136,19 +139,16 @@ class KnownValues(TorchDispatchMode):
         """Remember the values of an operator's results, and forget those of tensors into which it wrote unknowns."""
         if known_result is None:
             if func._schema.is_mutable:
-                self._forget(tensors)
+                for each in tensors:
+                    known = self._known.get(each)
+                    if known is not None:  # simplified: all arguments count as written, without a look at the schema
+                        storage = known.untyped_storage()
+                        self._forgotten[storage._cdata] = storage
             return
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(known_result)[0], strict=False):
             is_like = isinstance(tensor, torch.Tensor) and tensor.device.type == "meta" and tensor.shape == value.shape
             if is_like and _is_small(value) and value.layout is torch.strided:
                 self._known[tensor] = value
-
-    def _forget(self, tensors: list[Any]) -> None:
-        for tensor in tensors:
-            value = self._known.get(tensor)
-            if value is not None:  # simplified: all arguments count as written, without a look at the schema
-                storage = value.untyped_storage()
-                self._forgotten[storage._cdata] = storage
 
 
 class _Constants(TorchFunctionMode):
@@ -206,7 +206,3 @@ def _makes_small_result(args: tuple[Any, ...]) -> bool:
         if isinstance(number, int) and abs(number) > 1:
             count *= abs(number)
     return count <= MAX_ELEMENTS
-
-
-def _empty(value: Any) -> Any:
-    return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value

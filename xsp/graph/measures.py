@@ -21,12 +21,12 @@ last one, which is a different number wherever a connection skips nodes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from xsp.graph import memory, moduletable, paths, work
 from xsp.graph.keys import work_key
 from xsp.graph.node import EdgeKind, Graph, KnownBy, NodeKind, Role
+from xsp.stats import known_sum
 
 
 def measures(graph: Graph) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def measures(graph: Graph) -> dict[str, Any]:
     is_complete = not flops.unknown and not traffic.unknown
     # the bytes of all storages of each role; None if one is unknown
     first_values = {value.storage: value for value in reversed(graph.values)}.values()
-    by_role = {role: _total([value.bytes for value in first_values if value.role is role]) for role in Role}
+    by_role = {role: known_sum(value.bytes for value in first_values if value.role is role) for role in Role}
     return {
         "nodes": len(graph.nodes),
         "views": None if is_order_only else sum(node.kind is NodeKind.VIEW for node in graph.nodes),
@@ -94,10 +94,6 @@ def critical(graph: Graph) -> list[int]:
     if graph.known_by is KnownBy.ORDER:
         return []
     return paths.longest(paths.predecessors_of(graph), [float(node.computes) for node in graph.nodes])[1]
-
-
-def _total(figures: Sequence[int | None]) -> int | None:
-    return None if None in figures else sum(filter(None, figures))
 
 
 def _input_elements(graph: Graph) -> int | None:

@@ -16,6 +16,8 @@ from xsp.errors import GraphError, first_line
 from xsp.graph import keys, onnxshapes
 from xsp.graph.node import Call, Graph, KnownBy, Node, NodeKind, Problem, Role, Source, Tensor
 from xsp.graph.values import Flow
+from xsp.plugins import importing
+from xsp.stats import known_sum
 from xsp.version import __version__
 
 CONSTANTS = frozenset(["Constant", "ConstantOfShape"])
@@ -57,12 +59,10 @@ def load(path: Path, batch: int | None = None, sizes: Mapping[str, int] | None =
     Raises:
         GraphError: the library is missing, the file is damaged, does not fit that batch, or has no such names.
     """
-    try:
+    with importing(GraphError, "ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'"):
         import onnx
         import onnx.inliner
         import onnx.shape_inference
-    except ImportError as error:
-        raise GraphError(f"ONNX files need the library onnx ({error}); pip install 'xsp[onnx]'") from error
     model = _read(onnx, path)
     problems: list[Problem] = list(_missing_files(path, model))
     file_batch = onnxshapes.set_sizes(model, batch, onnxshapes.check_sizes(path, model, sizes or {}, batch), problems)
@@ -155,6 +155,8 @@ class _Reader:
             "onnx": self.onnx.__version__,
             "xsp": __version__,
         }
+        # the constants that are weights and that calls read
+        tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
         return Graph(
             name=self.path.name,
             source=Source.ONNX,
@@ -163,7 +165,7 @@ class _Reader:
             values=self.flow.final_values(),
             known_by=KnownBy.NAMES,
             counts="nodes of ONNX",
-            parameters=self._parameters(),
+            parameters=known_sum(tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)),
             settings=settings,
             problems=tuple(self.problems),
         )
@@ -325,12 +327,6 @@ class _Reader:
             fields = {field.name: value for field, value in attribute.ListFields()}
             return _plain(next((fields[name] for name in _VALUE_FIELDS if name in fields), None))
         return _plain(self.onnx.helper.get_attribute_value(attribute))
-
-    def _parameters(self) -> int | None:
-        """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
-        tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
-        elements = [tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)]
-        return None if None in elements else sum(filter(None, elements))
 
 
 def _is_weight(tensor: Tensor) -> bool:

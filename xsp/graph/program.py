@@ -27,6 +27,7 @@ from xsp.errors import GraphError, ModelError, causes, first_line
 from xsp.graph import captured
 from xsp.graph.node import Graph, Problem, Role, Source
 from xsp.models import ModelCall, Settings
+from xsp.plugins import importing
 
 
 def load(path: Path) -> Graph:
@@ -36,10 +37,8 @@ def load(path: Path) -> Graph:
         GraphError: PyTorch is missing, or cannot read the file; the message has the reason.
     """
     _check_archive(path)
-    try:
+    with importing(GraphError, "programs need torch ({error}); pip install 'xsp[torch]'"):
         import torch
-    except ImportError as error:
-        raise GraphError(f"programs need torch ({error}); pip install 'xsp[torch]'") from error
     with quiet() as logged:
         try:
             program = torch.export.load(path)

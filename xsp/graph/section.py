@@ -117,6 +117,10 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[Cell, ...]]:
     flops, traffic = (work.Total(figures[name], figures[f"{name}_unknown"]) for name in ("flops", "bytes"))
     path = f"computing nodes; width {figures['width']}, parallelism {figures['parallelism']}"
     weights = figures["weight_bytes"]
+    if figures["diameter"] is None and graph.known_by is not KnownBy.ORDER:
+        diameter = f"not computed beyond {paths.MOST_NODES:,} nodes"
+    else:
+        diameter = "the longest of all shortest paths"
     return [
         ("nodes", figures["nodes"], ""),
         ("computing", computing, ", ".join(kinds)),
@@ -127,15 +131,9 @@ def _measures(graph: Graph, figures: dict[str, Any]) -> list[tuple[Cell, ...]]:
         ("FLOPs", total_text(flops), _partly("a multiply-add is 2", flops, graph, work.flops_of)),
         ("bytes", total_text(traffic, "B"), _partly("compulsory", traffic, graph, work.bytes_of)),
         ("longest path", figures["longest_path"], "" if graph.known_by is KnownBy.ORDER else path),
-        ("diameter", figures["diameter"], _diameter(graph, figures)),
+        ("diameter", figures["diameter"], diameter),
         ("activations", amount(figures["peak_activation_bytes"], "B"), "most that are alive at once"),
     ]
-
-
-def _diameter(graph: Graph, figures: dict[str, Any]) -> str:
-    if figures["diameter"] is None and graph.known_by is not KnownBy.ORDER:
-        return f"not computed beyond {paths.MOST_NODES:,} nodes"
-    return "the longest of all shortest paths"
 
 
 def _partly(convention: str, figures: work.Total, graph: Graph, figure: Callable[[Node], int | None]) -> str:

@@ -273,7 +273,8 @@ def _structure(trace: Trace) -> list[Finding]:
         f"WHERE kind = '{Kind.STEP}' AND timed AND rank = (SELECT min(rank) FROM alike)",
     )
     if differing:
-        text = f"{differing} timed steps differ in structure from the {_alike_steps(trace)} that the figures come from"
+        alike = _count(trace, f"SELECT count(*) FROM alike_spans WHERE kind = '{Kind.STEP}' AND timed")
+        text = f"{differing} timed steps differ in structure from the {alike} that the figures come from"
         findings.append(Finding(Severity.NOTE, "steps", text))
     rows = trace.con.execute(
         """
@@ -349,13 +350,6 @@ def _library(trace: Trace) -> list[Finding]:
             text += ": primitives ran in parallel"
         findings.append(Finding(Severity.NOTE, "kernels", text))
     return findings
-
-
-def _alike_steps(trace: Trace) -> int:
-    return _count(
-        trace,
-        f"SELECT count(*) FROM alike_spans WHERE kind = '{Kind.STEP}' AND timed",
-    )
 
 
 def _count(trace: Trace, query: str) -> int:

@@ -61,8 +61,16 @@ MIN_EARLY_NS = 1_000
 def findings(trace: Trace) -> Iterator[Finding]:
     """Yield the findings on device work; nothing for a run without devices."""
     devices = trace.run.machine.devices
-    work = _work(trace)
-    yield from _doubts(trace)
+    rows = trace.con.execute(
+        f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
+    ).fetchall()
+    work = _Work(*rows[0])
+    # what is impossible or missing in the trace, and what does not add up in its account
+    accounted = account.of(trace)
+    for doubt in accounted.doubts:
+        yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)
+    for violation in accounted.violations:
+        yield Finding(Severity.WARNING, "account", violation, "B")
     if not work.spans:
         if trace.run.counters is not None:
             text = "kernels were replayed for counters, not timed: for the GPU see only `counters` and `op-counters`"
@@ -109,27 +117,11 @@ def _operations(trace: Trace, work: _Work) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, "operations", text)
 
 
-def _doubts(trace: Trace) -> Iterator[Finding]:
-    """Yield what is impossible or missing in the trace, and what does not add up in its account."""
-    accounted = account.of(trace)
-    for doubt in accounted.doubts:
-        yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)
-    for text in accounted.violations:
-        yield Finding(Severity.WARNING, "account", text, "B")
-
-
 class _Work(NamedTuple):
     """Device work of all steps."""
 
     spans: int
     ns: int
-
-
-def _work(trace: Trace) -> _Work:
-    rows = trace.con.execute(
-        f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
-    ).fetchall()
-    return _Work(*rows[0])
 
 
 _IS_LAUNCH = f"device IS NULL AND kind IN ('{Kind.LAUNCH}', '{Kind.CALL}') AND correlation_id IS NOT NULL"

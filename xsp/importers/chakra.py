@@ -107,7 +107,12 @@ def _node(node: dict[str, Any]) -> tuple[Any, ...]:
         str(attributes.get("name", ""))[:4096].encode("utf-8", "replace").decode(),
         _text(_shapes(*inputs[1:])),
         _text([_type(kind) for kind in inputs[2]]),
-        _text([_scalar(*pair) for pair in zip(inputs[0], inputs[2], strict=False)]),
+        _text(
+            [
+                "" if "Tensor" in str(kind) or value == "<None>" else str(value)[:256]
+                for value, kind in zip(inputs[0], inputs[2], strict=False)
+            ]
+        ),
         _text(_shapes(*outputs[1:])),
     )
 
@@ -133,10 +138,6 @@ def _type(kind: Any) -> str:
     if "Tensor" in text:
         return "TensorList"
     return "" if text in ("None", "Device") else SCALAR
-
-
-def _scalar(value: Any, kind: Any) -> str:
-    return "" if "Tensor" in str(kind) or value == "<None>" else str(value)[:256]
 
 
 def _text(values: list[Any]) -> str | None:

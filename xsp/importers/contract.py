@@ -25,6 +25,7 @@ from xsp import plugins
 from xsp.errors import PluginError, TraceError
 from xsp.run import Run
 from xsp.schema import COLUMNS, Column, Span
+from xsp.texts import size_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -375,6 +376,27 @@ def check_values(source: str) -> Iterator[None]:
     except duckdb.DataError as error:
         reason = str(error).splitlines()[0]
         raise TraceError(f"{source}: holds values that do not fit the span table ({reason})") from error
+
+
+def read_file(source: str, most_bytes: int, remedy: str) -> bytes:
+    """Return the content of a file, decompressed if it is gzip.
+
+    Args:
+        source: path of the file.
+        most_bytes: limit of its size when decompressed.
+        remedy: how to get a smaller one, for the error.
+
+    Raises:
+        TraceError: it cannot be read, or is larger than the limit.
+    """
+    with open_bytes(Path(source)) as file:
+        try:
+            data = file.read(most_bytes + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise read_error(source, error) from error
+    if len(data) > most_bytes:
+        raise TraceError(f"{source}: is larger than {size_text(most_bytes)}; {remedy}")
+    return data
 
 
 def read_error(source: Path | str, error: Exception, place: str = "") -> TraceError:

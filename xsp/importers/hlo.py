@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xsp.importers.protobuf import NUMBER, message, numbers, text
+from xsp.stats import known_sum
 
 _MAX_DEPTH = 20
 _MAX_FLOPS = 1 << 62
@@ -162,8 +163,7 @@ def _flops(program: _Program, each: _Instruction, shapes: dict[int, tuple[int, .
             program.known[called] = None  # until it is known: a program that calls itself has no FLOPs
             inner = program.computations.get(called, [])
             inner_shapes = {other.number: other.dims for other in inner}
-            parts = [_flops(program, other, inner_shapes, depth + 1) for other in inner]
-            program.known[called] = None if None in parts else sum(part for part in parts if part)
+            program.known[called] = known_sum(_flops(program, other, inner_shapes, depth + 1) for other in inner)
         flops = program.known[called]
         if flops is None:
             return None

@@ -12,7 +12,7 @@ import csv
 import re
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,15 @@ class Export:
                 self._file = sqlite3.connect(f"{Path(source).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
                 stack.callback(self._file.close)
                 self._file.execute("PRAGMA trusted_schema = OFF")
-                self._file.text_factory = _text
+                self._file.text_factory = lambda value: value.decode("utf-8", "replace").replace("\0", "")
                 if sys.version_info >= (3, 11):
                     self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
                 names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-                for base, newest in _versions(names).items():  # such as NVTX_EVENTS_V2
+                # the newest version of each table that exists only under names with a version, such as NVTX_EVENTS_V2
+                matches = [match for name in names if (match := re.fullmatch(r"(.+)_V(\d+)", name))]
+                ordered = sorted(matches, key=lambda match: int(match[2]))
+                versions = {match[1]: match[0] for match in ordered if match[1] not in names}
+                for base, newest in versions.items():
                     query = f"SELECT * FROM {table.quoted(newest)}"
                     self._file.execute(f"CREATE TEMP VIEW {table.quoted(base)} AS {query}")
                     names[names.index(newest)] = base
@@ -161,17 +165,6 @@ class Export:
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
-
-
-def _versions(names: Sequence[str]) -> dict[str, str]:
-    """Return the newest version of each table that exists only under names with a version, by its plain name."""
-    matches = [match for name in names if (match := re.fullmatch(r"(.+)_V(\d+)", name))]
-    ordered = sorted(matches, key=lambda match: int(match[2]))
-    return {match[1]: match[0] for match in ordered if match[1] not in names}
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace").replace("\0", "")
 
 
 def _typed(column: str, kind: str) -> str:

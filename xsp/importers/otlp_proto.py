@@ -16,6 +16,7 @@ from xsp.errors import PluginError, TraceError
 from xsp.importers.contract import Imported, Losses, RowImporter, open_bytes, read_error
 from xsp.importers.otlp import MAX_DEPTH, MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 from xsp.importers.xplane import is_xspace
+from xsp.plugins import importing
 
 _LENGTH = struct.Struct(">I")
 _RESOURCE_SPANS = 0x0A
@@ -83,28 +84,28 @@ def _messages(source: str) -> Iterator[tuple[str, bytes]]:
                     f"{source}: one message of more than {MAX_MESSAGE_BYTES >> 20} MiB; export smaller ones"
                 )
             return
-        yield from _prefixed(file, source, head)
-
-
-def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, bytes]]:
-    offset, number = 0, 0
-    while head:
-        number += 1
-        position = f"message {number} at byte {offset}"
-        head += _read(file, _LENGTH.size - len(head), source, offset)
-        length = _length(head)
-        if length is None:
-            raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
-        if length > MAX_MESSAGE_BYTES:
-            raise TraceError(f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged")
-        body = head[_LENGTH.size : _LENGTH.size + length]
-        rest = head[_LENGTH.size + length :]
-        body += _read(file, length - len(body), source, offset)
-        if len(body) < length:
-            raise TraceError(f"{source}, {position}: only {len(body)} of {length} bytes are there; copy the file again")
-        yield f"{source}, {position}", body
-        offset += _LENGTH.size + length
-        head = rest + _read(file, _LENGTH.size - len(rest), source, offset)
+        offset, number = 0, 0
+        while head:
+            number += 1
+            position = f"message {number} at byte {offset}"
+            head += _read(file, _LENGTH.size - len(head), source, offset)
+            length = _length(head)
+            if length is None:
+                raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
+            if length > MAX_MESSAGE_BYTES:
+                raise TraceError(
+                    f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged"
+                )
+            body = head[_LENGTH.size : _LENGTH.size + length]
+            rest = head[_LENGTH.size + length :]
+            body += _read(file, length - len(body), source, offset)
+            if len(body) < length:
+                raise TraceError(
+                    f"{source}, {position}: only {len(body)} of {length} bytes are there; copy the file again"
+                )
+            yield f"{source}, {position}", body
+            offset += _LENGTH.size + length
+            head = rest + _read(file, _LENGTH.size - len(rest), source, offset)
 
 
 def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:
@@ -115,12 +116,8 @@ def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:
 
 
 def _message_class() -> Any:
-    try:
+    with importing(PluginError, "reading OTLP protobuf needs opentelemetry-proto: pip install 'xsp[otel]' ({error})"):
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-    except ImportError as error:
-        raise PluginError(
-            f"reading OTLP protobuf needs opentelemetry-proto: pip install 'xsp[otel]' ({error})"
-        ) from error
     return ExportTraceServiceRequest
 
 

@@ -21,7 +21,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import chrome, kineto
-from xsp.importers.contract import MAX_TIME_NS, SAMPLES, Losses, SourceInfo, TableImporter, check_values
+from xsp.importers.contract import MAX_TIME_NS, SAMPLES, Losses, SourceInfo, TableImporter, check_values, read_file
 from xsp.importers.protobuf import (
     MAX_BYTES,
     NUMBER,
@@ -30,7 +30,6 @@ from xsp.importers.protobuf import (
     fields,
     message,
     numbers,
-    read_file,
     signed,
     text,
 )
@@ -97,7 +96,7 @@ class Perfetto(TableImporter):
         Raises:
             TraceError: the file is damaged, or holds no slice and no counter.
         """
-        data = read_file(source, "record for a shorter time, or convert a part of it: traceconv json")
+        data = read_file(source, MAX_BYTES, "record for a shorter time, or convert a part of it: traceconv json")
         losses = Losses(self.name)
         reader = _Reader(data)
         table.create(con, "perfetto_events", _COLUMNS)
@@ -420,7 +419,11 @@ class _Reader:
             elif number == 6:
                 value = text(data, start, end)
             elif number == 9:
-                value = _json_of(text(data, start, end))
+                content = text(data, start, end)
+                try:
+                    value = json.loads(content)
+                except (ValueError, RecursionError):
+                    value = content
             elif number == 17:
                 value = sequence.values.get(start)
             elif number in (11, 12) and depth < _MAX_DEPTH and len(entries) + len(elements) < _MAX_ARGUMENTS:
@@ -430,13 +433,6 @@ class _Reader:
                 else:
                     elements.append(inner)
         return name, entries or elements or value
-
-
-def _json_of(content: str) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return content
 
 
 # --- meaning ----------------------------------------------------------------------------------------------------

@@ -8,12 +8,7 @@ the message around it.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
-
-from xsp.errors import TraceError
-from xsp.importers.contract import open_bytes, read_error
 
 MAX_BYTES = 1 << 30
 """Maximum size of a file in bytes, decompressed; it is held in memory."""
@@ -32,26 +27,6 @@ _DOUBLE, _FIXED = struct.Struct("<d"), {1: 8, 5: 4}
 
 class WireError(ValueError):
     """The bytes are no message; the text says where and why."""
-
-
-def read_file(source: str, what: str) -> bytes:
-    """Return the content of a file, decompressed if it is gzip.
-
-    Args:
-        source: path of the file.
-        what: how to get a smaller one, for the error.
-
-    Raises:
-        TraceError: it cannot be read, or is larger than `MAX_BYTES`.
-    """
-    with open_bytes(Path(source)) as file:
-        try:
-            data = file.read(MAX_BYTES + 1)
-        except (EOFError, OSError, zlib.error) as error:
-            raise read_error(source, error) from error
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"{source}: is larger than {MAX_BYTES >> 30} GiB; {what}")
-    return data
 
 
 def fields(data: bytes, start: int, end: int) -> Iterator[Field]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -21,7 +19,7 @@ import duckdb
 from xsp import table
 from xsp.errors import TraceError
 from xsp.importers import contract
-from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter, open_bytes, read_error
+from xsp.importers.contract import MAX_TIME_NS, RAW_COLUMNS, Losses, SourceInfo, TableImporter, read_file
 from xsp.schema import Kind, Level
 
 MAX_BYTES = 1 << 28
@@ -62,7 +60,7 @@ class Proton(TableImporter):
         Raises:
             TraceError: the file is damaged, or holds no kernel.
         """
-        text = _read(source)
+        text = read_file(source, MAX_BYTES, "profile fewer steps, or without call stacks")
         losses = Losses(self.name)
         try:
             run, rows = _of_tree(json.loads(text), losses) if text.lstrip()[:1] == b"[" else _of_lines(text, losses)
@@ -94,17 +92,6 @@ def is_timeline(head: bytes) -> bool:
     """Return whether a file with these first bytes is a timeline of Proton."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     return text[:1] == b"{" and b'"displayTimeUnit"' in text[:64] and bool(_TIMELINE.search(text))
-
-
-def _read(source: str) -> bytes:
-    with open_bytes(Path(source)) as file:
-        try:
-            text = file.read(MAX_BYTES + 1)
-        except (EOFError, OSError, zlib.error) as error:
-            raise read_error(source, error) from error
-    if len(text) > MAX_BYTES:
-        raise TraceError(f"{source}: is larger than {MAX_BYTES >> 20} MiB; profile fewer steps, or without call stacks")
-    return text
 
 
 # --- sums by place ----------------------------------------------------------------------------------------------

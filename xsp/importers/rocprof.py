@@ -259,7 +259,8 @@ def _json_rows(tool: Mapping[str, Any]) -> dict[str, Iterator[tuple[Any, ...]]]:
             info = record["dispatch_info"]
             symbol = symbols.get(info.get("kernel_id"), {})
             candidates = (symbol.get(f"{prefix}kernel_name") for prefix in ("formatted_", "demangled_", ""))
-            block, threads = (_axes(info.get(f"{dimension}_size", {})) for dimension in ("workgroup", "grid"))
+            sizes = (info.get(f"{dimension}_size", {}) for dimension in ("workgroup", "grid"))
+            block, threads = ([int(size.get(axis, 1)) for axis in "xyz"] for size in sizes)
             grid = [-(-total // size) if size else 0 for total, size in zip(threads, block, strict=True)]
             stream = _handle(record.get("stream_id")) or _handle(info.get("queue_id"))
             yield (next(filter(None, candidates), "unnamed kernel"), _handle(info["agent_id"]), stream, grid, block,
@@ -301,10 +302,6 @@ def _handle(value: Any) -> Any:
     """Return an id, given directly or in an object, as a signed number, because columns hold signed 64-bit integers."""
     handle = value.get("handle") if isinstance(value, Mapping) else value
     return handle - (1 << 64) if isinstance(handle, int) and handle >= 1 << 63 else handle
-
-
-def _axes(sizes: Mapping[str, Any]) -> list[int]:
-    return [int(sizes.get(axis, 1)) for axis in "xyz"]
 
 
 # --- the table ----------------------------------------------------------------------------------------------

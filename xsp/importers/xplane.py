@@ -15,8 +15,8 @@ import duckdb
 
 from xsp.errors import TraceError
 from xsp.importers import contract, hlo, xla
-from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter
-from xsp.importers.protobuf import NUMBER, WireError, double, fields, message, read_file, signed, text
+from xsp.importers.contract import MAX_TIME_NS, Losses, SourceInfo, TableImporter, read_file
+from xsp.importers.protobuf import MAX_BYTES, NUMBER, WireError, double, fields, message, signed, text
 
 _NAMES = (b"/host:", b"/device:", b"/task:", b"Task Environment", b"#Chip")
 """Beginnings of names of planes."""
@@ -47,11 +47,13 @@ class XPlane(TableImporter):
         Raises:
             TraceError: the file is damaged, or holds no event.
         """
-        data = read_file(source, _RECORD)
+        data = read_file(source, MAX_BYTES, _RECORD)
         losses = Losses(self.name)
         try:
             planes = [_Plane(data, low, high) for number, low, high in fields(data, 0, len(data)) if number == 1]
-            base_ns = _start_ns(planes)
+            # when the recording started; 0 if the file does not state it
+            starts = (plane.stats.get("profile_start_time") for plane in planes)
+            base_ns = next((start for start in starts if isinstance(start, int) and 0 < start < MAX_TIME_NS), 0)
             xla.create(con)
             xla.insert_programs(con, [row for plane in planes for row in plane.programs()])
             for number, plane in enumerate(planes):
@@ -178,12 +180,6 @@ def _entry(data: bytes, low: int, high: int) -> tuple[int, tuple[int, int]]:
         elif number == 2:
             value = (start, end)
     return key, value
-
-
-def _start_ns(planes: list[_Plane]) -> int:
-    """Return the start of the recording in nanoseconds since the epoch; 0 if the file does not state it."""
-    starts = (plane.stats.get("profile_start_time") for plane in planes)
-    return next((start for start in starts if isinstance(start, int) and 0 < start < MAX_TIME_NS), 0)
 
 
 def _events(plane: _Plane, number: int, base_ns: int, losses: Losses) -> Iterator[tuple[Any, ...]]:

@@ -27,7 +27,11 @@ def with_presence_notes(run: Run, run_dir: Path, segments: Sequence[Path]) -> Ru
             for part, rank in zip(run.parts, run.ranks, strict=False)
             for text in _differences(rank, run_dir / part, rundir.segments(run_dir / part))
         ]
-        texts += [f"{part}: the run of this part is missing" for part in _missing_parts(run, run_dir)]
+        texts += [
+            f"{part}: the run of this part is missing"
+            for part in run.parts
+            if not os.path.lexists(run_dir / part / rundir.RUN_FILE)
+        ]
     else:
         texts = [*_differences(run, run_dir, segments)]
     return run.with_notes(MISSING, texts)
@@ -51,7 +55,9 @@ def _differences(run: Run, run_dir: Path, segments: Sequence[Path]) -> Iterator[
             )
         elif count > stored and run.finished:
             yield f"{rundir.STEPS}/ has {count} steps, {count - stored} more than the run stored: of another run?"
-    listed = [name for name in run.checksums if name not in present and not _exists(run_dir, name)]
+    listed = [
+        name for name in run.checksums if name not in present and ("\0" in name or not os.path.lexists(run_dir / name))
+    ]
     if listed:
         more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
         yield (
@@ -65,12 +71,3 @@ def _differences(run: Run, run_dir: Path, segments: Sequence[Path]) -> Iterator[
         yield f"{rundir.LOOP_FILE} is missing: the times of the {run.steps.seen} steps that ran, recorded or not"
     if run.finished and run.samples is not None and run.samples.readings and not rundir.portions(run_dir):
         yield f"{rundir.SAMPLES}/ is missing or empty: {run.samples.readings} readings of devices and machine"
-
-
-def _exists(run_dir: Path, name: str) -> bool:
-    return "\0" not in name and os.path.lexists(run_dir / name)
-
-
-def _missing_parts(run: Run, run_dir: Path) -> list[str]:
-    """Return the parts of a job that have no description any more."""
-    return [part for part in run.parts if not os.path.lexists(run_dir / part / rundir.RUN_FILE)]

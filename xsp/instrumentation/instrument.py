@@ -319,20 +319,17 @@ class _Process:
                             _logger.warning("%s", hint)
                     if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
-                self._begin(model, subject, requests)
+                try:
+                    call = choose_call(model, subject, requests)
+                except Exception as error:
+                    self.calls.fail(model, error)
+                    return
+                if call is not None and _active is self:
+                    self.calls.begin(call)
             elif signal is call_end and open_calls:
                 end()
 
         return listen
-
-    def _begin(self, model: TracedModel, module: Any, requests: tuple[Any, ...] | None) -> None:
-        try:
-            call = choose_call(model, module, requests)
-        except Exception as error:
-            self.calls.fail(model, error)
-            return
-        if call is not None and _active is self:
-            self.calls.begin(call)
 
     # --- forks ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.errors import UsageError
+from xsp.plugins import importing
 from xsp.predict.configurations import Configurations, Factor, Floats
 
 Values = Mapping[str, NDArray[Any]]
@@ -149,10 +150,8 @@ def forest(table: Configurations, factors: Sequence[Factor]) -> Predictor:
     Raises:
         BaselineError: scikit-learn is missing.
     """
-    try:
+    with importing(BaselineError, "it needs scikit-learn: pip install 'xsp[predict]'"):
         from sklearn.ensemble import RandomForestRegressor
-    except ImportError as error:
-        raise BaselineError("it needs scikit-learn: pip install 'xsp[predict]'") from error
     trees = RandomForestRegressor(TREES, min_samples_leaf=LEAST_LEAF_ROWS, max_features=0.5, random_state=0, n_jobs=1)
     trees.fit(_points(table.values, factors), np.log(table.seconds))
 
@@ -177,10 +176,8 @@ def ernest(table: Configurations, factors: Sequence[Factor]) -> Predictor:
     size = next((name for name in SIZES if name in numbers), None)
     if machines is None:
         raise BaselineError(f"no numeric column has the number of ranks ({', '.join(MACHINES)})")
-    try:
+    with importing(BaselineError, "it needs SciPy: pip install 'xsp[predict]'"):
         from scipy.optimize import nnls
-    except ImportError as error:
-        raise BaselineError("it needs SciPy: pip install 'xsp[predict]'") from error
     other_names = [factor.name for factor in factors if factor.name not in (machines, size)]
     category_names = [factor.name for factor in factors if not factor.is_numeric]
 

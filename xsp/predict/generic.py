@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xsp.errors import LibraryError, UsageError
+from xsp.plugins import importing
 from xsp.predict import robust
 from xsp.predict.configurations import Configurations, Factor, Floats
 
@@ -320,10 +321,8 @@ def solvers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     Raises:
         LibraryError: SciPy is not installed.
     """
-    try:
+    with importing(LibraryError, "the generic model needs SciPy: pip install 'xsp[predict]'"):
         from scipy.optimize import differential_evolution, nnls
-    except ImportError as error:
-        raise LibraryError("the generic model needs SciPy: pip install 'xsp[predict]'") from error
     return differential_evolution, nnls
 
 

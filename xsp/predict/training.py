@@ -294,17 +294,14 @@ class _TaskBuilder:
         self, name: str, cause: Cause, duration: float, dependencies: Sequence[int], rank: int, step: int
     ) -> int:
         """Append a task after the last one of the compute stream, and return its index."""
-        factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else self._factor(rank, step)
+        factors = self.rank_classes[rank].factors
+        factor = 1.0 if cause in (Cause.INPUT, Cause.COPY) else factors[step % len(factors)]
         resources = [f"compute {rank}"] + ([f"storage {rank}"] if cause is Cause.INPUT else [])
         number = self._append(
             name, cause, duration * factor, resources, [*self.compute_tails[rank], *dependencies], rank, step
         )
         self.compute_tails[rank] = [number]
         return number
-
-    def _factor(self, rank: int, step: int) -> float:
-        factors = self.rank_classes[rank].factors
-        return factors[step % len(factors)]
 
     def _append_input(self, rank: int, step: int) -> None:
         loader = self.work.input

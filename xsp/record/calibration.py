@@ -135,16 +135,12 @@ def boundary_cost(boundary: Callable[[], object], limit_ns: float = math.inf) ->
     for _ in rounds(limit_ns):
         round_count += 1
         for difference in (warm, cold):
-            difference.time(difference.without, _do_nothing)
+            difference.time(difference.without, lambda: None)
             difference.time(difference.muted)
     return {
         "ns_per_span": 0.0, "level": int(Level.APPLICATION), "rounds": round_count, "ns_passing": warm.ns,
         "ns_passing_outer": warm.ns, "ns_passing_cold": cold.ns, "sweep_ns": percentile(sweep.times, 0.5),
     }  # fmt: skip
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class _Sweep:

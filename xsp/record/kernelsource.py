@@ -47,7 +47,9 @@ class KernelSource:
             self._try(
                 [collector for collector in candidates if self.requested in (collector.device_work, Kernels.AUTO)]
             )
-            self._check_requested(deepest)
+            if self.requested is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
+                absence = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
+                raise PluginError(f"kernels=cupti: {absence}")
             # successors, if the source gives up later
             self._successors = candidates[candidates.index(self.source) + 1 :] if self.source is not None else []
         return [collector for collector in collectors if not collector.innermost or collector is self.source]
@@ -89,22 +91,12 @@ class KernelSource:
     def _try(self, candidates: Sequence[DeviceCollector]) -> None:
         """Make the first candidate that passes its trial the source."""
         for collector in candidates:
-            reason = _trial(collector)
+            try:
+                reason = collector.trial()
+            except Exception as error:  # a source whose trial fails cannot work
+                reason = f"its trial failed: {type(error).__name__}: {error}"
             if reason is None:
                 collector.is_device_source = True
                 self.source = collector
                 return
             self.reasons[str(collector.device_work)] = reason
-
-    def _check_requested(self, deepest: Level) -> None:
-        """Raise if the source that was requested by name cannot be used."""
-        if self.requested is Kernels.CUPTI and self.source is None and deepest >= Level.RUNTIME:
-            reason = self.reasons.get(Kernels.CUPTI.value, "its collector is not among those that were asked for")
-            raise PluginError(f"kernels=cupti: {reason}")
-
-
-def _trial(collector: DeviceCollector) -> str | None:
-    try:
-        return collector.trial()
-    except Exception as error:  # a source whose trial fails cannot work
-        return f"its trial failed: {type(error).__name__}: {error}"

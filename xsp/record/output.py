@@ -93,7 +93,8 @@ def _claim(
     reports_choice: bool = True,
 ) -> tuple[Path, _T]:
     target = path.expanduser().absolute()
-    for directory in _candidates(target) if next_free else (target,):
+    others = (target.with_name(f"{target.name}-{number}") for number in itertools.count(2)) if next_free else ()
+    for directory in itertools.chain((target,), others):
         run = directory / part
         try:
             if job is not None and not _belongs_to_job(directory, job, overwrite):
@@ -130,11 +131,6 @@ def display_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
-
-
-def _candidates(path: Path) -> Iterator[Path]:
-    yield path
-    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def _is_occupied(directory: Path) -> bool:

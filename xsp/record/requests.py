@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xsp import clock, serving
+from xsp.identity import current_caller
 from xsp.record.compilations import latest_compilations
 from xsp.schema import Span
 from xsp.serving import Engine, EngineStep, Log, Part, RequestAccount
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from xsp.record.writer import Writer
 
 PORTION_ROWS, PORTION_NS = 20_000, 5_000_000_000
-
-
-def _caller() -> tuple[str, str] | None:
-    """Return the ids of the current span's trace and of the span, if the program uses OpenTelemetry."""
-    api = sys.modules.get("opentelemetry.trace")
-    if api is None:
-        return None
-    current = api.get_current_span().get_span_context()
-    return (f"{current.trace_id:032x}", f"{current.span_id:016x}") if current.is_valid else None
 
 
 class StoredRequests(Log):
@@ -57,7 +48,8 @@ class StoredRequests(Log):
 
     def arrive(self, engine: Engine, request: Hashable, at_ns: int, prompt_tokens: int | None, is_stated: bool) -> None:
         """Take the arrival of a request, with the span of the program's own in which it is stated."""
-        self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, _caller() if is_stated else None)
+        caller = current_caller() if is_stated else None
+        self.put(engine, "arrive", request, at_ns, prompt_tokens, is_stated, caller)
 
     def begin(self, engine: Engine, parts: Sequence[Part]) -> Any:
         """Take the begin of a step."""

@@ -121,14 +121,6 @@ def _columns(rows: Sequence[Span]) -> list[Sequence[Any]]:
     return columns
 
 
-def _fill_in(columns: list[Sequence[Any]], common: dict[str, Any]) -> list[Sequence[Any]]:
-    """Return columns with the values that all rows have in common filled in."""
-    count = len(columns[0])
-    for name, value in common.items():
-        columns[Span._fields.index(name)] = [value] * count
-    return columns
-
-
 # --- in the second process --------------------------------------------------------------------------------
 
 
@@ -151,7 +143,10 @@ def _storing(run: Path) -> Iterator[Callable[[tuple[Any, ...]], Any]]:
         return stores[0]
 
     def add(step: int, columns: list[Sequence[Any]], common: dict[str, Any], *loop_rows: Any) -> None:
-        store().add(step, _fill_in(columns, common))
+        count = len(columns[0])
+        for name, value in common.items():
+            columns[Span._fields.index(name)] = [value] * count
+        store().add(step, columns)
         store().add_to_loop(*loop_rows)
 
     handlers: dict[str, Callable[..., Any]] = {

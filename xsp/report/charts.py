@@ -225,7 +225,8 @@ def chart_data(chart: Chart, answer: AnswerTable) -> dict[str, Any]:
     if len(rows) < chart.least_rows:
         return {**header, "missing": f"{chart.title}: there is none in this trace"}
     if not any(row[column] is not None for column in chart.value_columns for row in rows):
-        return {**header, "missing": f"{chart.title}: {_column_words(chart.value_columns)} was not measured"}
+        words = " or ".join(column.replace("_", " ") for column in chart.value_columns)
+        return {**header, "missing": f"{chart.title}: {words} was not measured"}
     drawn_rows = rows[: chart.most_rows]
     return {
         **header,
@@ -276,10 +277,6 @@ def _name(columns: Sequence[str], row: Row) -> str:
     """Return the name of a row; `all` if all its naming columns are null."""
     parts = [(column.replace("_", " "), row[column]) for column in columns if row[column] is not None]
     return ", ".join(value if isinstance(value, str) else f"{word} {value:,}" for word, value in parts) or "all"
-
-
-def _column_words(columns: Sequence[str]) -> str:
-    return " or ".join(column.replace("_", " ") for column in columns)
 
 
 # --- roofs -------------------------------------------------------------------------------------------------------

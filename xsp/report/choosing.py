@@ -7,7 +7,7 @@ that a user types reaches the engine unparsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import duckdb
@@ -144,16 +144,13 @@ class _Condition:
         return UsageError(f"--where {self._text!r}: {reason}; write a condition like {EXAMPLE}")
 
     def _disjunction(self) -> str:
-        parts = [self._conjunction()]
-        while self._accept("or"):
-            parts.append(self._conjunction())
-        return f"({' OR '.join(parts)})"
+        return self._joined("or", lambda: self._joined("and", self._operand))
 
-    def _conjunction(self) -> str:
-        parts = [self._operand()]
-        while self._accept("and"):
-            parts.append(self._operand())
-        return f"({' AND '.join(parts)})"
+    def _joined(self, word: str, parse: Callable[[], str]) -> str:
+        parts = [parse()]
+        while self._accept(word):
+            parts.append(parse())
+        return f"({f' {word.upper()} '.join(parts)})"
 
     def _operand(self) -> str:
         if self._accept("not"):
@@ -163,9 +160,6 @@ class _Condition:
             if not self._accept(")"):
                 raise self._error("a parenthesis is not closed")
             return condition
-        return self._predicate()
-
-    def _predicate(self) -> str:
         token = self._next_token
         if token.kind not in ("word", "quoted"):
             raise self._error("a column is missing" if token is _END else f"{token.text!r} is no column")

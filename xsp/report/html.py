@@ -130,13 +130,18 @@ def render(trace: Trace, other_kinds: Sequence[Trace] = ()) -> str:
     for kind_trace in traces:
         pages.append(_data(kind_trace, span_budget))
         span_budget = max(LEAST_SPANS, span_budget - pages[-1]["timeline"]["count"])
+    added: dict[str, Any] = {"sections": [], "damaged": []}
+    if trace.path is not None and trace.path.is_dir():
+        content = sections.read(trace.path)
+        entries = [{"name": name, **sections.plain(section)} for name, section in content.sections.items()]
+        added = {"sections": entries, "damaged": [f"{rundir.SECTIONS}/{line}" for line in content.damaged]}
     common = {
         "name": trace.name,
         "facts": _facts(trace),
         "advise": f"xsp advise {shlex.quote(trace.path.name if trace.path else 'RUN')}",
         "loop": loop(trace),
         "serving": serving(trace),
-        **_added_sections(trace),
+        **added,
         "kinds": kinds_data(trace, traces),
     }
     contents = {
@@ -217,15 +222,6 @@ def screen_data(screen: FirstScreen) -> dict[str, Any]:
     }
 
 
-def _added_sections(trace: Trace) -> dict[str, Any]:
-    """Return the sections in the run directory, and the files there that are not sections."""
-    if trace.path is None or not trace.path.is_dir():
-        return {"sections": [], "damaged": []}
-    content = sections.read(trace.path)
-    entries = [{"name": name, **sections.plain(section)} for name, section in content.sections.items()]
-    return {"sections": entries, "damaged": [f"{rundir.SECTIONS}/{line}" for line in content.damaged]}
-
-
 def _facts(trace: Trace) -> list[tuple[str, str]]:
     """Return when and where the run was recorded, and with which versions."""
     run, machine = trace.run, trace.run.machine
@@ -247,7 +243,8 @@ def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
     columns, rows, max_rows, selection = answer.columns, answer.rows, MOST_ROWS, "the first"
     if name in LARGEST_ROWS:
         measure, max_rows = LARGEST_ROWS[name]
-        rows = _sorted_descending(rows, columns.index(measure))
+        measured = columns.index(measure)
+        rows = sorted(rows, key=lambda row: (row[measured] is None, -(row[measured] or 0)))
         selection = f"those with the highest {measure}"
     indices = [index for index in range(len(columns)) if not rows or any(row[index] is not None for row in rows)]
     run = shlex.quote(trace.path.name) if trace.path else "RUN"
@@ -263,11 +260,6 @@ def _table(trace: Trace, name: str, answer: AnswerTable) -> dict[str, Any]:
         "chosen": selection,
         "command": f"xsp analyze {run} {name} --limit {len(rows)}{kind}",
     }
-
-
-def _sorted_descending(rows: Sequence[tuple[Any, ...]], index: int) -> list[tuple[Any, ...]]:
-    """Return the rows by the values of one column, the highest first and nulls last."""
-    return sorted(rows, key=lambda row: (row[index] is None, -(row[index] or 0)))
 
 
 MOST_STEPS, MOST_REQUESTS = 5_000, 40

@@ -111,10 +111,6 @@ def _prepare(trace: Trace) -> bool:
     return bool(trace.con.execute("SELECT 1 FROM loop_rows LIMIT 1").fetchall())
 
 
-def _mean(column: str) -> str:
-    return f"sum(steps * ({column})) / sum(steps)"
-
-
 def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | None]], rows: int) -> dict[str, list[Any]]:
     """Return single steps: all, or from each stretch the shortest, the longest, and the one with the longest wait."""
     cases = " ".join(f"WHEN {number} THEN {index}" for index, (_, number) in enumerate(kinds) if number is not None)
@@ -138,7 +134,9 @@ def _points(con: duckdb.DuckDBPyConnection, kinds: Sequence[tuple[str, int | Non
 
 def _parts(con: duckdb.DuckDBPyConnection, condition: str) -> dict[str, list[Any]]:
     """Return means over stretches of the run, from the steps that meet an SQL condition."""
-    means = ", ".join(f"{_mean(column)} AS {column}" for column in ("self_ms", "data_ms", "between_ms"))
+    means = ", ".join(
+        f"sum(steps * ({column})) / sum(steps) AS {column}" for column in ("self_ms", "data_ms", "between_ms")
+    )
     return _columns(
         con,
         f"""

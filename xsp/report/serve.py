@@ -95,12 +95,9 @@ def _response(rendered: Mapping[str, bytes], path: str, host: str) -> tuple[HTTP
     if name in rendered:
         return HTTPStatus.OK, "text/html", rendered[name]
     if not name:
-        return HTTPStatus.OK, "text/html", _index(rendered)
+        links = "".join(f'<li><a href="/{quote(name, safe="")}">{html.escape(name)}</a></li>' for name in rendered)
+        page = f'<!doctype html><meta charset="utf-8"><title>xsp</title><ul>{links}</ul>'
+        return HTTPStatus.OK, "text/html", page.encode("utf-8", "replace")
     names = ", ".join(rendered)
     message = f"No run called {name!r} is served here, only: {names}. To serve it: xsp report DIRECTORY --serve\n"
     return HTTPStatus.NOT_FOUND, "text/plain", message.encode("utf-8", "replace")
-
-
-def _index(rendered: Mapping[str, bytes]) -> bytes:
-    links = "".join(f'<li><a href="/{quote(name, safe="")}">{html.escape(name)}</a></li>' for name in rendered)
-    return f'<!doctype html><meta charset="utf-8"><title>xsp</title><ul>{links}</ul>'.encode("utf-8", "replace")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from xsp.processes import system_text
 from xsp.samples.source import Reading, Source
 
 _BUSY_FIELDS = (0, 1, 2, 5, 6)
@@ -53,27 +54,27 @@ class Host(Source):
         pages = _words(self._process / "statm")
         if len(pages) > 1:
             yield Reading("process.memory.rss", "bytes", int(pages[1]) * self._page_bytes)
-        text = _text(self._process / "stat")
+        text = system_text(self._process / "stat")
         # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
+        first_word, *ticks_of_host = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
+        host_ticks = (
+            sum(int(ticks_of_host[position]) for position in _BUSY_FIELDS)
+            if first_word == "cpu" and len(ticks_of_host) > max(_BUSY_FIELDS)
+            else None
+        )
         for name, ticks in (
             ("process.cpu.use", int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None),
-            ("host.cpu.use", self._host_ticks()),
+            ("host.cpu.use", host_ticks),
         ):
             cores = self._cores(name, ticks)
             if cores is not None:
                 yield Reading(name, "cores", cores)
         if include_slow:
-            yield from self._memory()
+            for line in system_text(self._proc / "meminfo").splitlines():
+                if line.startswith("MemAvailable:"):
+                    yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
             yield from self._clocks()
-
-    def _host_ticks(self) -> int | None:
-        name, *words = _text(self._proc / "stat").partition("\n")[0].split() or [""]
-        return (
-            sum(int(words[position]) for position in _BUSY_FIELDS)
-            if name == "cpu" and len(words) > max(_BUSY_FIELDS)
-            else None
-        )
 
     def _cores(self, name: str, ticks: int | None) -> float | None:
         """Return how many cores were busy on average since the last reading; None for the first reading."""
@@ -86,30 +87,17 @@ class Host(Source):
             return None
         return (ticks - previous[0]) / self._ticks_per_s / ((now - previous[1]) / 1e9)
 
-    def _memory(self) -> Iterator[Reading]:
-        for line in _text(self._proc / "meminfo").splitlines():
-            if line.startswith("MemAvailable:"):
-                yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
-
     def _clocks(self) -> Iterator[Reading]:
         """Yield the mean and the highest clock of the cores, from cpufreq, else from /proc/cpuinfo."""
         readings = [_words(policy / "scaling_cur_freq") for policy in sorted(self._policies.glob("policy*"))]
         clocks = [int(fields[0]) / 1e3 for fields in readings if fields and fields[0].isdigit()]
         if not clocks:
-            lines = _text(self._proc / "cpuinfo").splitlines()
+            lines = system_text(self._proc / "cpuinfo").splitlines()
             clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
         if clocks:
             yield Reading("host.cpu.clock", "MHz", sum(clocks) / len(clocks))
             yield Reading("host.cpu.clock.highest", "MHz", max(clocks))
 
 
-def _text(path: Path) -> str:
-    """Return the current content of a kernel file; empty if it does not exist, as after the end of a process."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _words(path: Path) -> list[str]:
-    return _text(path).split()
+    return system_text(path).split()

@@ -27,6 +27,7 @@ from xsp.evaluate.generation.timing import Generated
 from xsp.evaluate.load import Schedule
 from xsp.evaluate.manifest import Manifest
 from xsp.evaluate.pipeline import Array
+from xsp.plugins import importing
 
 MOST_OUTPUTS = 4
 """Number of requests whose generated text is kept."""
@@ -135,10 +136,8 @@ def _build(
 ) -> tuple[Sequences, tuple[str, ...]]:
     """Return the manifest's language model on its device, with notes on it."""
     predictors.of(manifest, options.trusted)  # refuses what is not trusted
-    try:
+    with importing(ManifestError, "PyTorch is not installed: pip install 'xsp[models]'"):
         import torch
-    except ImportError as error:
-        raise ManifestError("PyTorch is not installed: pip install 'xsp[models]'") from error
     model, notes = manifest.model, hardware.processor_note(manifest.hardware)
     device = on.torch_name
     source, settings = predictors.source_of(manifest, folder, device)

@@ -24,6 +24,7 @@ from xsp import atomic
 from xsp.errors import UsageError
 from xsp.evaluate.load.driving import Serve
 from xsp.evaluate.load.requests import Requests
+from xsp.plugins import importing
 
 SCENARIOS = {"online": "SingleStream", "multi-stream": "MultiStream", "server": "Server", "offline": "Offline"}
 
@@ -79,7 +80,13 @@ def drive_loadgen(
     test = _Test(loadgen, serve)
     with atomic.temporary_folder() as folder:
         settings = _settings(loadgen, kind, requests, rate, streams, latency_ns, share, seed, seconds)
-        test.run(settings, _logs(loadgen, folder))
+        output = loadgen.LogOutputSettings()
+        output.outdir = folder
+        output.copy_summary_to_stdout = False
+        logs = loadgen.LogSettings()
+        logs.log_output = output
+        logs.enable_trace = False
+        test.run(settings, logs)
         text = Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8", errors="replace")
     if test.error is not None:
         raise test.error
@@ -102,10 +109,8 @@ def install_hint() -> str | None:
 
 
 def _library() -> Any:
-    try:
+    with importing(UsageError, "LoadGen is not installed ({error}): pip install 'xsp[loadgen]'"):
         import mlperf_loadgen
-    except ImportError as error:
-        raise UsageError(f"LoadGen is not installed ({error}): pip install 'xsp[loadgen]'") from error
     return mlperf_loadgen
 
 
@@ -127,16 +132,6 @@ def _settings(
         settings.server_target_latency_percentile = share
     elif kind == "offline":
         settings.offline_expected_qps = requests / max(seconds, 1.0)
-    return settings
-
-
-def _logs(loadgen: Any, folder: str) -> Any:
-    output = loadgen.LogOutputSettings()
-    output.outdir = folder
-    output.copy_summary_to_stdout = False
-    settings = loadgen.LogSettings()
-    settings.log_output = output
-    settings.enable_trace = False
     return settings
 
 
