@@ -33,16 +33,17 @@ STEP = """
 """
 
 
-def trace_with_faults(faults: float | None, system_ms: float | None, step: str = STEP, **run: Any) -> xsp.Trace:
+def trace_with_faults(
+    faults: float | None, system_ms: float | None, step: str = STEP, bare_ms: float = 10.0, **run: Any
+) -> xsp.Trace:
     """Return a trace of three recorded steps of 10 ms, in a loop of bare steps with this number of page faults."""
     machine = {"torch_threads": 4, "cores": 4, "system": "Linux"}
     description = {"machine": machine, "kinds": [{"kind": 0, "name": "Net"}], **run}
     rows = [row for number in range(3) for row in spans(step, step=number)]
     system_ns = None if system_ms is None else system_ms * MS
     bare = {"rung": BARE, "faults": faults, "system_ns": system_ns}
-    loop = [
-        {"step": number, "dur_ns": 10.0 * MS, **({"rung": Level.OP} if number < 3 else bare)} for number in range(20)
-    ]
+    loop: list[dict[str, Any]] = [{"step": number, "dur_ns": 10.0 * MS, "rung": Level.OP} for number in range(3)]
+    loop += [{"step": number, "dur_ns": bare_ms * MS, **bare} for number in range(3, 20)]
     return with_loop(trace_of(rows, description), loop)
 
 
@@ -132,13 +133,32 @@ def test_a_comparison_reports_far_more_page_faults_on_one_side() -> None:
 
 
 def test_calls_without_a_true_time_take_their_share_of_the_step() -> None:
-    trace = trace_with_faults(0, 0.0)
+    trace = trace_with_faults(0, 0.0, bare_ms=2.0)
     trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
     trace.con.execute("UPDATE merged SET true_ns = CASE WHEN kind = 'step' THEN raw_ns / 5 END")
     all_calls = list(calls.walk(advise.AdviceContext(trace)))
     times = {entry.name: entry.ns / MS for entry in all_calls if entry.is_op or entry.kind == "step"}
     assert times["s"] == pytest.approx(2.0)
     assert times["aten::linear"] == pytest.approx(0.99)
+
+
+def test_operators_inside_a_phase_take_what_the_account_states_for_it_but_what_was_recorded_between_them() -> None:
+    """Half of the optimizer's time was stated for its operators, which take all of it: other steps had been shorter."""
+    step = (
+        "step s 0-10000\nforward Net 10-2000\nop aten::linear 20-1990\nbackward backward 2000-4000\n"
+        "op aten::mm 2000-4000\noptimizer SGD 4000-10000\nop aten::add_ 4100-6900\nop aten::sub_ 7000-9900"
+    )
+    trace = trace_with_faults(0, 0.0, step)
+    trace.con.execute("CREATE OR REPLACE TEMP TABLE merged AS SELECT * FROM merged")
+    trace.con.execute("UPDATE merged SET true_ns = raw_ns / 2 WHERE name IN ('aten::add_', 'aten::sub_')")
+    times = {call.name: call.ns / MS for call in calls.walk(advise.AdviceContext(trace))}
+    assert times["SGD"] == pytest.approx(6.0)
+    assert times["aten::add_"] == pytest.approx(2.8)
+    assert times["aten::sub_"] == pytest.approx(2.9)
+    trace.con.execute("UPDATE merged SET true_ns = raw_ns / 3 WHERE kind <> 'iteration'")
+    times = {call.name: call.ns / MS for call in calls.walk(advise.AdviceContext(trace))}
+    assert times["SGD"] == pytest.approx(6.0), "that of iterations without recording, not that of a few recorded steps"
+    assert times["s"] == pytest.approx(10.0)
 
 
 @pytest.mark.slow
