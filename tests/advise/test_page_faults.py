@@ -72,6 +72,19 @@ def test_the_gain_is_not_more_than_the_step() -> None:
     assert result.gain.high == pytest.approx(10, rel=0.01)
 
 
+def test_what_is_kept_for_gradients_that_nothing_uses_goes_before_the_allocator() -> None:
+    """A validation without `no_grad` took 48 ms instead of 33 ms: recording is nothing of it, new memory is."""
+    recorded = STEP + "".join(f"op aten::mul {50 + n}-{51 + n} sequence_nr={n}\n" for n in range(8))
+    report = report_of(4000, 8.0, recorded)
+    first, second = (entry for entry in report.advice if entry.question in ("gradients", "page-faults"))
+    assert (first.question, first.at_most) == ("gradients", False)
+    assert first.gain.value == pytest.approx(4.0 + 8 * 0.0015)
+    assert second.at_most
+    assert second.do.startswith("first torch.inference_mode()")
+    few = piece(report_of(100, 0.2, recorded), "gradients")
+    assert few is None or few.gain.value < 0.1
+
+
 def test_other_system_time_does_not_count() -> None:
     result = piece(report_of(400, 8.0))
     assert result is not None
