@@ -81,6 +81,17 @@ def test_what_runs_outside_the_phases_may_be_needed() -> None:
     assert advice_of(trace, "outside") == []
 
 
+def test_a_line_of_numpy_in_the_step_is_to_take_less_time_and_one_of_operators_may_be_needed() -> None:
+    """An environment took a third of an iteration, and only its line was named."""
+    found = phase("outside", line_of(20, "np.tanh, rng.normal", 0.8), line_of(21, "log_prob", 0.2))
+    (piece,) = advice_of(trained(STATISTICS, 10, lines=[found]), "outside")
+    assert piece.do.startswith("make train.py:20 take less time")
+    assert piece.at_most
+    assert piece.gain.value == pytest.approx(1.6)
+    operators = STATISTICS.replace("7100-7200", "7100-8000")
+    assert advice_of(trained(operators, 10, lines=[found]), "outside") == []
+
+
 FOCAL = """
     step s            0-10000
     forward Net       0-3000
