@@ -184,6 +184,23 @@ def test_python_outside_operators_that_is_most_of_forward_is_named_with_its_line
     assert ("see act.py:9" in piece.do) == is_inside
 
 
+@pytest.mark.parametrize(
+    ("share", "is_loop", "named"),
+    [(0.4, False, False), (0.4, True, True), (0.15, False, True), (0.02, True, False)],
+    ids=["too long for the gap", "long loop", "fits", "too short"],
+)
+def test_the_line_of_a_stall_is_one_that_can_be_python(share: float, is_loop: bool, named: bool) -> None:
+    """The line with most time in forward was one of operators: it was told to replace NumPy."""
+    operators = {"file": "net.py", "line": 20, "calls": "s.lin, .index_add", "ns": 50 * MS, "of_ns": 100 * MS}
+    python = {**operators, "line": 12, "calls": "index.tolist", "ns": round(100 * share * MS), "is_loop": is_loop}
+    found = line_of(20, "model", within=operators, inner=[operators, python])
+    text = "step s 0-10000\nforward Net 0-9990\nmodule net 0-9990 type=Net\nop aten::mm 10-7000\nop aten::mm 8500-9980"
+    (piece,) = advice_of(trained(text, 10, lines=[phase("forward", found)]), "stall")
+    assert "1.46 ms outside operators" in piece.what
+    assert ("see net.py:12 (called in train.py:20), index.tolist" in piece.do) == named
+    assert "net.py:20" not in piece.do
+
+
 @pytest.mark.parametrize("name", ["TanhBackward0", "CompiledFunction", "aten::tanh"])
 def test_operators_that_are_not_written_in_python_do_not_stall(name: str) -> None:
     assert advice_of(trained(NUMPY.replace("op Act  ", f"op {name} "), 9), "stall") == []

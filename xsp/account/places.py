@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from xsp.account import entries as names
-from xsp.account.between import READS, Lines, main_lines, of_phase
+from xsp.account.between import READS, Lines, inner_lines, main_lines, of_phase
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
@@ -229,6 +229,12 @@ def lines_of(trace: Trace, account: Iterations, phase: str) -> Lines | None:
     """Return the lines with most time in a phase of the steps of an account; None if none were traced."""
     run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
     return main_lines(of_phase(run, account.kind, phase))
+
+
+def inner_lines_of(trace: Trace, account: Iterations, phase: str) -> Iterator[tuple[str, float, bool]]:
+    """Yield the lines inside functions of the program in a phase of the steps of an account, see `inner_lines`."""
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    yield from inner_lines(of_phase(run, account.kind, phase))
 
 
 def _line_in_step(trace: Trace, account: Iterations, whole_ms: float) -> _Place | None:
