@@ -184,6 +184,22 @@ def test_python_outside_operators_that_is_most_of_forward_is_named_with_its_line
     assert ("see act.py:9" in piece.do) == is_inside
 
 
+def test_no_line_has_the_time_in_which_other_threads_may_hold_the_lock_of_python() -> None:
+    """Threads of a service waited for each other's tokenizers: a line of forward was told to replace NumPy."""
+    inner = {"file": "act.py", "line": 9, "calls": "np.tanh", "ns": 9 * MS, "of_ns": 10 * MS}
+    rows = [row for number in range(3) for row in spans(NUMPY, step=number)]
+    loop = [
+        {"step": number, "start_ns": 5 * number * MS, "dur_ns": 9 * MS, "before_ns": MS, "thread": 1 + number % 2,
+         "beside_ns": MS, "rung": 40 if number < 3 else 10}
+        for number in range(30)
+    ]  # fmt: skip
+    trace = with_loop(trace_of(rows, {"lines": [phase("forward", line_of(20, "model", within=inner))]}), loop)
+    assert "Python outside operators, or waits for its lock (GIL), which other threads hold" in limit(account.of(trace))
+    (piece,) = advice_of(trace, "stall")
+    assert "act.py" not in piece.do
+    assert "GIL" in piece.do
+
+
 @pytest.mark.parametrize(
     ("share", "is_loop", "named"),
     [(0.4, False, False), (0.4, True, True), (0.15, False, True), (0.02, True, False)],
@@ -296,6 +312,17 @@ def test_sorts_of_each_sample_between_steps_have_a_remedy_of_their_own() -> None
     (piece,) = advice_of(trained(text, 10, 10), "between")
     assert piece.do.startswith("torch.topk(values, k)")
     assert piece.do.endswith("if each of its 8 calls is for one sample, one call for the whole batch")
+
+
+def test_a_line_with_less_than_half_of_the_time_between_steps_is_named_in_advice_as_on_the_first_screen() -> None:
+    found = [line_of(31, "penalty", 0.4), line_of(41, "model", 0.3), line_of(51, "stop", 0.3)]
+    text = "before b 0-10000\nop aten::add 100-108\nstep s 10000-20000\nforward Net 10000-19000"
+    trace = trained(text, 10, 10, between={"gaps": 6, "ns": 60 * MS, "lines": found})
+    entry = main_of(trace).host[names.BETWEEN]
+    place = entry.place if entry is not None else None
+    assert place == "train.py:31, penalty"
+    (piece,) = advice_of(trace, "between")
+    assert f"of them in {place}" in piece.what
 
 
 CLOSURE = """

@@ -16,6 +16,7 @@ from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import coded, covered, union, without
 from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
+from xsp.store import overlap
 from xsp.store.trace import Trace
 
 MIN_PLACE_SHARE = 0.25
@@ -250,6 +251,8 @@ def _share(lines: Lines) -> float:
     return lines.place_share * lines.ns / lines.all_ns
 
 
+WAITING_FOR_PYTHON = "Python outside operators, or waits for its lock (GIL), which other threads hold"
+
 USUAL_NS = 40_000
 """Most nanoseconds from one operator to the next for Python, a framework's dispatch and the recording around a call."""
 
@@ -259,6 +262,7 @@ def _python(
 ) -> _Place | None:
     """Return the line of the program inside a phase, and the time of the phase that no operator of torch covers.
 
+    Where several threads run steps, others may hold Python's lock meanwhile, so that no line has this time.
     `USUAL_NS` of each gap between operators are not counted. A function of autograd that is written in Python, and a
     node of it, are operators that contain others: only these count. Code that `torch.compile` made has none.
     """
@@ -283,6 +287,8 @@ def _python(
     starts, ends = without(phases.unions[phase], union(begins, stops))
     ns = float(np.maximum(0, ends - starts - USUAL_NS).sum())
     name = ", ".join(filter(None, (f"Python outside operators, {lines.place}", lines.calls)))
+    if overlap.threads(trace.con).get((account.rank, account.kind or 0), 1) > 1:
+        name = WAITING_FOR_PYTHON
     return _Place(name, ns / len(recorded) / 1e6, 1.0)
 
 

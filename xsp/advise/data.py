@@ -148,6 +148,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
     lines, *evidence = _main_lines(context, main.rank, ms, slow) or (None,)
+    if largest is None and lines is None and entry.place is not None and main.threads <= 1:  # as the first screen does
+        text += f"; {ms_text(entry.place_ms)} of them in {entry.place}"
     do = (
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"

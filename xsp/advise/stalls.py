@@ -117,6 +117,12 @@ LEAST_OF_GAP = 0.3
 
 def _remedy(context: AdviceContext, group: Sequence[HostCall], gap_ms: float) -> str:
     """Return what to look for, with the lines of the program in the phases of the calls that can take so long."""
+    main = account.of(context.required_trace).main
+    if main is not None and main.threads > 1:
+        return (
+            f"see what the {main.threads} threads do outside torch: while one computes in Python, the others wait for "
+            "Python's lock (GIL); several processes, or less work in Python (tokenizers, NumPy on whole arrays), do not"
+        )
     phases = [
         OUTSIDE if call.kind == Kind.STEP else BACKWARD if _is_in_backward(call) else FORWARD for call in group
     ]  # fmt: skip
