@@ -86,6 +86,7 @@ def test_a_dense_gradient_for_a_few_rows_of_a_table_is_reported(rows: int, expec
     for piece in pieces:
         assert [place.module for place in piece.where] == ["net.table"]
         assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
+        assert not piece.at_most, "what rows that are used take is subtracted"
         assert "sparse=True" in piece.do
         assert piece.changes_numbers is not None
 

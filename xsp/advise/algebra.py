@@ -125,9 +125,9 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
         yield Advice(
             "dense-gradient",
             f"the gradient of an embedding of {rows:,} rows is dense, although at most {used_rows:,} rows are used",
-            tuple(Place(module, ops[0].name, spans, len(ops)) for module in modules),
+            tuple(Place(module, ops[0].name.rpartition(" ")[2], spans, len(ops)) for module in modules),
             Interval(gain, gain, gain).limit(step_ms),
-            True,
+            False,
             100 * gain / step_ms,
             (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {optimizer_ms:.3g} ms of it in the optimizer",),
             f"{_sparse_form(lookups)}, with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
