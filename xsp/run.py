@@ -161,6 +161,9 @@ class InnerLine(Fields):
     last: Count = 0
     """Number of the last line of a loop that alternates between several; 0 for a single line."""
 
+    is_loop: bool = False
+    """Whether it is one of a loop of hundreds of lines of Python in one call."""
+
 
 @dataclass(frozen=True, eq=False)
 class Line(Fields):
@@ -181,6 +184,9 @@ class Line(Fields):
 
     within: InnerLine | None = None
     """The line inside the functions that it calls that takes most of it; None where none does, or none was seen."""
+
+    inner: tuple[InnerLine, ...] = ()
+    """The lines inside these functions with most time, the first of them first; empty in older runs."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,6 +81,17 @@ def test_what_runs_outside_the_phases_may_be_needed() -> None:
     assert advice_of(trace, "outside") == []
 
 
+def test_a_line_of_numpy_in_the_step_is_to_take_less_time_and_one_of_operators_may_be_needed() -> None:
+    """An environment took a third of an iteration, and only its line was named."""
+    found = phase("outside", line_of(20, "np.tanh, rng.normal", 0.8), line_of(21, "log_prob", 0.2))
+    (piece,) = advice_of(trained(STATISTICS, 10, lines=[found]), "outside")
+    assert piece.do.startswith("make train.py:20 take less time")
+    assert piece.at_most
+    assert piece.gain.value == pytest.approx(1.6)
+    operators = STATISTICS.replace("7100-7200", "7100-8000")
+    assert advice_of(trained(operators, 10, lines=[found]), "outside") == []
+
+
 FOCAL = """
     step s            0-10000
     forward Net       0-3000
@@ -171,6 +182,39 @@ def test_python_outside_operators_that_is_most_of_forward_is_named_with_its_line
     assert "a call of Act spends 7.6" in piece.what
     assert piece.at_most
     assert ("see act.py:9" in piece.do) == is_inside
+
+
+def test_no_line_has_the_time_in_which_other_threads_may_hold_the_lock_of_python() -> None:
+    """Threads of a service waited for each other's tokenizers: a line of forward was told to replace NumPy."""
+    inner = {"file": "act.py", "line": 9, "calls": "np.tanh", "ns": 9 * MS, "of_ns": 10 * MS}
+    rows = [row for number in range(3) for row in spans(NUMPY, step=number)]
+    loop = [
+        {"step": number, "start_ns": 5 * number * MS, "dur_ns": 9 * MS, "before_ns": MS, "thread": 1 + number % 2,
+         "beside_ns": MS, "rung": 40 if number < 3 else 10}
+        for number in range(30)
+    ]  # fmt: skip
+    trace = with_loop(trace_of(rows, {"lines": [phase("forward", line_of(20, "model", within=inner))]}), loop)
+    assert "Python outside operators, or waits for its lock (GIL), which other threads hold" in limit(account.of(trace))
+    (piece,) = advice_of(trace, "stall")
+    assert "act.py" not in piece.do
+    assert "GIL" in piece.do
+
+
+@pytest.mark.parametrize(
+    ("share", "is_loop", "named"),
+    [(0.4, False, False), (0.4, True, True), (0.15, False, True), (0.02, True, False)],
+    ids=["too long for the gap", "long loop", "fits", "too short"],
+)
+def test_the_line_of_a_stall_is_one_that_can_be_python(share: float, is_loop: bool, named: bool) -> None:
+    """The line with most time in forward was one of operators: it was told to replace NumPy."""
+    operators = {"file": "net.py", "line": 20, "calls": "s.lin, .index_add", "ns": 50 * MS, "of_ns": 100 * MS}
+    python = {**operators, "line": 12, "calls": "index.tolist", "ns": round(100 * share * MS), "is_loop": is_loop}
+    found = line_of(20, "model", within=operators, inner=[operators, python])
+    text = "step s 0-10000\nforward Net 0-9990\nmodule net 0-9990 type=Net\nop aten::mm 10-7000\nop aten::mm 8500-9980"
+    (piece,) = advice_of(trained(text, 10, lines=[phase("forward", found)]), "stall")
+    assert "1.46 ms outside operators" in piece.what
+    assert ("see net.py:12 (called in train.py:20), index.tolist" in piece.do) == named
+    assert "net.py:20" not in piece.do
 
 
 @pytest.mark.parametrize("name", ["TanhBackward0", "CompiledFunction", "aten::tanh"])
@@ -268,6 +312,17 @@ def test_sorts_of_each_sample_between_steps_have_a_remedy_of_their_own() -> None
     (piece,) = advice_of(trained(text, 10, 10), "between")
     assert piece.do.startswith("torch.topk(values, k)")
     assert piece.do.endswith("if each of its 8 calls is for one sample, one call for the whole batch")
+
+
+def test_a_line_with_less_than_half_of_the_time_between_steps_is_named_in_advice_as_on_the_first_screen() -> None:
+    found = [line_of(31, "penalty", 0.4), line_of(41, "model", 0.3), line_of(51, "stop", 0.3)]
+    text = "before b 0-10000\nop aten::add 100-108\nstep s 10000-20000\nforward Net 10000-19000"
+    trace = trained(text, 10, 10, between={"gaps": 6, "ns": 60 * MS, "lines": found})
+    entry = main_of(trace).host[names.BETWEEN]
+    place = entry.place if entry is not None else None
+    assert place == "train.py:31, penalty"
+    (piece,) = advice_of(trace, "between")
+    assert f"of them in {place}" in piece.what
 
 
 CLOSURE = """

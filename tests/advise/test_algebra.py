@@ -62,28 +62,52 @@ def test_products_with_something_between_are_no_chain() -> None:
     assert len(advice_of(inside(lines[0], lines[2]), "product-order")) == 1
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(60_000, 1), (2_048, 1), (512, 0)])
-def test_a_dense_gradient_for_a_few_rows_of_a_table_is_reported(rows: int, expected: int) -> None:
-    scalars = json.dumps({"input_scalars": [None, None, rows, -1, False]}, separators=(",", ":"))
-    pieces = advice_of(
+def dense_gradient(rows: int, lookup: str = "embedding", inputs: str = "[16,16]", updated: int = 64) -> list[Advice]:
+    """Return the advice on a step that looks 256 rows up in a table, and then updates all rows."""
+    return advice_of(
         "step s 0-10000\n"
         "forward Net 10-2000\n"
         "module net.table 20-1900 type=Embedding\n"
-        f"op aten::embedding 30-1800 input_shapes=[[{rows},64],[16,16]]\n"
+        f"op aten::{lookup} 30-1800 input_shapes=[[{rows},64],{inputs}] sequence_nr=7\n"
         "backward backward 2000-9000\n"
-        f"op aten::embedding_dense_backward 3000-8000 input_shapes=[[16,16,64],[16,16]] attributes={scalars}\n"
+        "op LookupBackward0 3000-8000 sequence_nr=7\n"
         "optimizer SGD 9000-9990 phase=optimizer\n"
-        f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},64],[{rows},64]]\n"
-        f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},64],[{rows},32]],[]]\n"
+        f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},{updated}],[{rows},{updated}]]\n"
+        f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},{updated}],[{rows},32]],[]]\n"
         "op aten::add_ 9510-9900 phase=optimizer input_shapes=[[64,10],[64,10]]",
         "dense-gradient",
     )
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(60_000, 1), (2_048, 1), (512, 0)])
+def test_a_dense_gradient_for_a_few_rows_of_a_table_is_reported(rows: int, expected: int) -> None:
+    pieces = dense_gradient(rows)
     assert len(pieces) == expected
     for piece in pieces:
         assert [place.module for place in piece.where] == ["net.table"]
         assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / rows))
+        assert not piece.at_most, "what rows that are used take is subtracted"
         assert "sparse=True" in piece.do
         assert piece.changes_numbers is not None
+
+
+@pytest.mark.parametrize(
+    ("lookup", "inputs", "do"),
+    [
+        ("embedding_bag", "[256],[16]", "EmbeddingBag(…, sparse=True)"),
+        ("index", "[[16,16]]", "functional.embedding("),
+        ("index_select", "[],[256]", "functional.embedding("),
+    ],
+)
+def test_a_gradient_is_dense_whatever_looks_rows_up(lookup: str, inputs: str, do: str) -> None:
+    (piece,) = dense_gradient(60_000, lookup, inputs)
+    assert do in piece.do
+    assert piece.gain.value == pytest.approx((5 + 0.2 + 0.2) * (1 - 2 * 256 / 60_000))
+    assert dense_gradient(60_000, lookup, inputs, updated=63) == [], "the optimizer does not update it: no table"
+
+
+def test_single_elements_of_a_matrix_are_no_rows() -> None:
+    assert dense_gradient(60_000, "index", "[[256],[256]]") == []
 
 
 @pytest.mark.parametrize(("product", "expected"), [("[[16,32,8000],[128,8000]]", 1), ("[[16,32,8001],[128,8001]]", 0)])
@@ -132,6 +156,16 @@ def test_a_product_by_broadcasting_and_a_sum_is_reported_with_both_calls() -> No
     assert piece.gain.value == pytest.approx(1.0)
     assert piece.at_most
     assert [place.module for place in piece.where] == ["net.a"]
+
+
+@pytest.mark.parametrize(
+    ("op", "do"), [("cosine_similarity", "normalize(a) @ normalize(b).T"), ("pairwise_distance", "torch.cdist")]
+)
+def test_one_operator_that_compares_all_pairs_by_broadcasting_is_a_chain(op: str, do: str) -> None:
+    (piece,) = advice_of(shaped((f"aten::{op}", [[500, 1, 64], [1, 400, 64]])), "broadcast-product")
+    assert do in piece.do
+    assert f"{500 * 400 * 64:,}" in piece.what
+    assert advice_of(shaped((f"aten::{op}", [[500, 64], [500, 64]])), "broadcast-product") == [], "pair by pair"
 
 
 def test_distances_of_all_pairs_include_the_calls_between_difference_and_sum() -> None:

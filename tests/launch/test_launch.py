@@ -62,6 +62,24 @@ def test_options_of_the_program_are_not_taken_for_abbreviations_of_xsp(tmp_path)
     assert (done.returncode, done.stdout) == (0, "['--o', '1', '--lev', '2', '-q', '--quiet']\n")
 
 
+@pytest.mark.slow
+def test_an_option_of_xsp_after_the_program_is_the_program_s_and_is_said_to_be(tmp_path):
+    """A program that refused `--out` was said to have called no module of torch."""
+    parser = "import argparse; parser = argparse.ArgumentParser(); parser.add_argument({!r}); parser.parse_args()"
+    hint = "--out was given to the program: to give it to xsp, type it before the program, xsp run --out …"
+    done = run(tmp_path, parser.format("--epochs"), args=("--out", "there"))
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"xsp: the program ended with code 2 before its first step; {hint}\n")
+    done = run(tmp_path, parser.format("--epochs"), "--overwrite", args=("--rounds", "1"))
+    assert done.stderr.endswith("xsp: the program ended with code 2 before its first step\n")
+    for text, is_told in (("print(1)", True), (parser.format("--out"), False)):
+        script = tmp_path / "own.py"
+        script.write_text(text)
+        command = [sys.executable, "-m", "xsp.cli", "run", str(script), "--out", "there"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, hint in done.stderr) == (0, is_told)
+
+
 def test_an_option_before_the_program_is_written_in_full(tmp_path, capsys):
     (tmp_path / "script.py").write_text("raise RuntimeError")
     assert main(["run", "--ev", "3", f"{tmp_path}/script.py"]) == 2

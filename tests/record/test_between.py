@@ -478,6 +478,29 @@ def test_a_loop_of_a_phase_is_followed_for_some_passes_and_the_next_phase_anew(
     assert within["forward", "sleeps"] == within["outside", "computes"] == "time.sleep"
 
 
+def twice(seconds: float) -> None:
+    slow(seconds)
+    computes(seconds)
+
+
+def test_a_long_loop_leaves_lines_for_others_and_has_all_of_its_call(
+    followed: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(between, "MOST_INNER", 200)
+    monkeypatch.setattr(between, "MOST_IN_CALL", 20)
+    followed.begin()
+    for _ in range(3):
+        twice(0.02)
+    followed.end()
+    (line,) = (each for each in followed.content()["lines"] if each["calls"] == "twice")
+    (loop,) = (each for each in line["inner"] if each.get("is_loop"))
+    (other,) = (each for each in line["inner"] if each["calls"] == "time.sleep")
+    assert loop["line"] in range(slow.__code__.co_firstlineno + 2, slow.__code__.co_firstlineno + 4)
+    assert loop["ns"] >= 50e6, "of each of three calls, although a few passes of each were traced"
+    assert other["ns"] >= 60e6
+    assert not other.get("is_loop")
+
+
 def test_a_step_that_ends_on_another_thread_counts_nothing(followed: Between) -> None:
     followed.begin()
     followed.end()

@@ -7,7 +7,8 @@ and what it calls outside operators, for instance a checkpoint that is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +120,22 @@ def place_of(line: Line) -> tuple[str, str]:
     outer = f"line {line.line}" if inner.file == line.file else f"{line.file}:{line.line}"
     last = f"-{inner.last}" if inner.last else ""
     return f"{inner.file}:{inner.line}{last}{'' if line.package else f' (called in {outer})'}", inner.calls
+
+
+def inner_lines(phase: PhaseLines | None) -> Iterator[tuple[str, float, bool]]:
+    """Yield the lines of a phase inside functions of the program with what they call, their share of the phase, and
+    whether they are a long loop of Python.
+
+    Args:
+        phase: what was traced in a phase of the steps of a rank.
+    """
+    all_ns = phase.ns + phase.unknown_ns if phase is not None else 0
+    for line in phase.lines if phase is not None and all_ns else ():
+        for inner in line.inner or ((line.within,) if line.within is not None else ()):
+            place, calls = place_of(replace(line, within=inner))
+            if inner.of_ns and place != f"{line.file}:{line.line}":
+                share = line.ns / all_ns * inner.ns / inner.of_ns
+                yield ", ".join(filter(None, (place, calls))), share, inner.is_loop
 
 
 class BetweenPart(NamedTuple):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from xsp.account import entries as names
-from xsp.account.between import READS, Lines, main_lines, of_phase
+from xsp.account.between import READS, Lines, inner_lines, main_lines, of_phase
 from xsp.account.entries import Entry, Iterations
 from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import coded, covered, union, without
 from xsp.account.windows import IterationWindow, tables
 from xsp.schema import Kind, Level
+from xsp.store import overlap
 from xsp.store.trace import Trace
 
 MIN_PLACE_SHARE = 0.25
@@ -236,6 +237,12 @@ def lines_of(trace: Trace, account: Iterations, phase: str) -> Lines | None:
     return main_lines(of_phase(run, account.kind, phase))
 
 
+def inner_lines_of(trace: Trace, account: Iterations, phase: str) -> Iterator[tuple[str, float, bool]]:
+    """Yield the lines inside functions of the program in a phase of the steps of an account, see `inner_lines`."""
+    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    yield from inner_lines(of_phase(run, account.kind, phase))
+
+
 def _line_in_step(trace: Trace, account: Iterations, whole_ms: float) -> _Place | None:
     """Return the lines of the program with most of the time of a step outside its phases, their part of `whole_ms`."""
     lines = lines_of(trace, account, names.OUTSIDE)
@@ -249,6 +256,8 @@ def _share(lines: Lines) -> float:
     return lines.place_share * lines.ns / lines.all_ns
 
 
+WAITING_FOR_PYTHON = "Python outside operators, or waits for its lock (GIL), which other threads hold"
+
 USUAL_NS = 40_000
 """Most nanoseconds from one operator to the next for Python, a framework's dispatch and the recording around a call."""
 
@@ -258,6 +267,7 @@ def _python(
 ) -> _Place | None:
     """Return the line of the program inside a phase, and the time of the phase that no operator of torch covers.
 
+    Where several threads run steps, others may hold Python's lock meanwhile, so that no line has this time.
     `USUAL_NS` of each gap between operators are not counted. A function of autograd that is written in Python, and a
     node of it, are operators that contain others: only these count. Code that `torch.compile` made has none.
     """
@@ -282,6 +292,8 @@ def _python(
     starts, ends = without(phases.unions[phase], union(begins, stops))
     ns = float(np.maximum(0, ends - starts - USUAL_NS).sum())
     name = ", ".join(filter(None, (f"Python outside operators, {lines.place}", lines.calls)))
+    if overlap.threads(trace.con).get((account.rank, account.kind or 0), 1) > 1:
+        name = WAITING_FOR_PYTHON
     return _Place(name, ns / len(recorded) / 1e6, 1.0)
 
 

@@ -106,42 +106,67 @@ def _matrix(call: HostCall, index: int) -> tuple[int, ...] | None:
     "dense-gradient", "Is the gradient of a large table dense, although few rows are used?", number="Q4", shapes=True
 )
 def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
-    """Gradients of embeddings that are zero except in the few rows that a step looked up.
+    """Gradients of tables that are zero except in the few rows that a step looked up, by whatever operator.
 
-    The time is that of the operator that makes the gradient and of the optimizer's operators on all rows; of an
-    operator over lists of tensors, the table's share of the elements counts.
+    A table is what operators of the optimizer update. The time is that of the lookups' backward nodes and of the
+    optimizer's operators on all rows; of an operator over lists of tensors, the table's share of the elements counts.
     """
     step_ms = calls.step_ms(context)
-    lookups = [call for call in calls.walk(context) if call.name == "aten::embedding" and call.first_shape]
-    ops_by_table: dict[tuple[int, int], list[HostCall]] = {}
-    for call in calls.walk(context):
-        if call.name == "aten::embedding_dense_backward" and call.scalars[2:3] and type(call.scalars[2]) is int:
-            # the number of indices that a gradient is made for; 0 if the shapes do not give it
-            shape = call.shape(1)
-            ops_by_table.setdefault((call.scalars[2], (0 if shape is None else math.prod(shape))), []).append(call)
-    for (rows, used_rows), ops in ops_by_table.items():
-        table_lookups = [call for call in lookups if call.first_shape and call.first_shape[0] == rows]
-        optimizer_ms = (
-            sum(_update_times(context, {call.first_shape for call in table_lookups if call.first_shape})) / 1e6
-        )
+    for table, lookups in _lookups(context).items():
+        rows, used_rows = table[0], sum(map(_rows_read, lookups))
+        ops = calls.gradients(context, lookups)
+        optimizer_ms = sum(_update_times(context, {table})) / 1e6
         ms = sum(call.ns for call in ops) / 1e6 + optimizer_ms
         gain = ms * (1 - _ROW_WRITES * used_rows / rows) if rows else 0.0
-        if not used_rows or used_rows > MOST_ROWS * rows or gain < calls.LEAST_MS:
+        if not ops or not optimizer_ms or used_rows > MOST_ROWS * rows or gain < calls.LEAST_MS:
             continue
-        modules = tuple(dict.fromkeys(call.module for call in table_lookups))
+        modules = tuple(dict.fromkeys(call.module for call in lookups))
         spans = tuple(call.span_id for call in ops)[:MOST_SPANS]
         yield Advice(
             "dense-gradient",
             f"the gradient of an embedding of {rows:,} rows is dense, although at most {used_rows:,} rows are used",
-            tuple(Place(module, ops[0].name, spans, len(ops)) for module in modules or (None,)),
+            tuple(Place(module, ops[0].name.rpartition(" ")[2], spans, len(ops)) for module in modules),
             Interval(gain, gain, gain).limit(step_ms),
-            True,
+            False,
             100 * gain / step_ms,
             (f"{ms:.3g} ms to write {rows:,} rows, most of them zeros, {optimizer_ms:.3g} ms of it in the optimizer",),
-            "Embedding(…, sparse=True), with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
+            f"{_sparse_form(lookups)}, with plain torch.optim.SGD or SparseAdam for it; not if its weight is "
             "shared with another layer",
             "SparseAdam does not update rows that a step did not look up, Adam does; plain SGD gives the same results",
         )
+
+
+_LOOKUPS = {
+    "aten::embedding": "Embedding(…, sparse=True)",
+    "aten::embedding_bag": "EmbeddingBag(…, sparse=True)",
+    "aten::index": "torch.nn.functional.embedding(indices, weight, sparse=True) in place of weight[indices]",
+    "aten::index_select": "torch.nn.functional.embedding(indices, weight, sparse=True) in place of index_select",
+}
+"""Operators that read numbered rows of their first input, and how to call them for a sparse gradient."""
+
+
+def _lookups(context: AdviceContext) -> dict[tuple[int, ...], list[HostCall]]:
+    """Return the lookups of a step in the forward pass, by the shape of their table."""
+    by_table: dict[tuple[int, ...], list[HostCall]] = {}
+    for call in calls.walk(context):
+        if call.name in _LOOKUPS and call.is_outer_op and call.first_shape and _rows_read(call):
+            by_table.setdefault(call.first_shape, []).append(call)
+    return by_table
+
+
+def _rows_read(lookup: HostCall) -> int:
+    """Return the number of rows that a lookup reads at most; 0 if unknown, or if it numbers more than rows."""
+    _, *others = lookup.shapes
+    # `aten::index` takes a list of tensors, one for each dimension: a table has one
+    lists = [other for other in others if isinstance(other, list) and other and isinstance(other[0], list)]
+    if any(len(tensors) > 1 for tensors in lists):
+        return 0
+    shapes = map(calls.tensor_shape, [*(tensors[0] for tensors in lists), *others])
+    return math.prod(next((shape for shape in shapes if shape is not None), (0,)))
+
+
+def _sparse_form(lookups: Sequence[HostCall]) -> str:
+    return ", ".join(dict.fromkeys(_LOOKUPS[call.name] for call in lookups))
 
 
 def _update_times(context: AdviceContext, tables: set[tuple[int, ...]]) -> Iterator[float]:
@@ -216,6 +241,13 @@ _ELEMENTWISE = {
     "aten::mul": ("products", "torch.einsum, `@` or torch.bmm multiply and add in one operator"),
     "aten::sub": ("differences", "torch.cdist computes the distances of all pairs"),
 }
+_PAIRWISE = {
+    "aten::cosine_similarity": ("elements", "normalize(a) @ normalize(b).T has the cosines of all pairs"),
+    "aten::pairwise_distance": ("differences", "torch.cdist computes the distances of all pairs"),
+}
+"""Operators that compute with all elements of both inputs, broadcast against each other, and sum what they made."""
+
+_BROADCASTING = {**_ELEMENTWISE, **_PAIRWISE}
 _PASS_THROUGH = ("aten::pow", "aten::square", "aten::abs", "aten::mul", "aten::sqrt", "aten::pow_", "aten::abs_")
 _SUMS = ("aten::sum", "aten::mean", "aten::norm", "aten::linalg_vector_norm")
 
@@ -249,7 +281,7 @@ def broadcast_product(context: AdviceContext) -> Iterator[Advice]:
         ms = sum(call.ns for call in all_calls) / 1e6
         if ms < calls.LEAST_MS:
             continue
-        noun, hint = _ELEMENTWISE[name]
+        noun, hint = _BROADCASTING[name]
         count = math.prod(_broadcast_shape(chains[0][0]) or ())
         yield Advice(
             "broadcast-product",
@@ -270,6 +302,8 @@ def _sum_chain(children: Sequence[HostCall], index: int) -> list[HostCall]:
     """Return a call that broadcasts and the calls up to the sum of its result; empty if its result is not summed."""
     shape = _broadcast_shape(children[index])
     chain = [children[index]]
+    if shape is not None and chain[0].name in _PAIRWISE:
+        return chain
     for call in (children[position] for position in range(index + 1, len(children) if shape is not None else 0)):
         if call.first_shape != shape or call.name not in (*_PASS_THROUGH, *_SUMS):
             return []
@@ -280,8 +314,8 @@ def _sum_chain(children: Sequence[HostCall], index: int) -> list[HostCall]:
 
 
 def _broadcast_shape(call: HostCall) -> tuple[int, ...] | None:
-    """Return the shape that an elementwise operator makes of two much smaller tensors; None for any other call."""
-    if call.name not in _ELEMENTWISE or not call.is_op:
+    """Return the shape that an operator on elements makes of two much smaller tensors; None for any other call."""
+    if call.name not in _BROADCASTING or not call.is_op:
         return None
     shapes = [shape for index in (0, 1) if (shape := call.shape(index)) is not None]
     if len(shapes) != 2:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
 from xsp.advise.calls import HostCall
+from xsp.advise.device import is_training
 from xsp.advise.registry import question
 from xsp.schema import Kind, Level
 from xsp.stats import Interval
@@ -18,6 +19,27 @@ ACCUMULATE_NODE = "torch::autograd::AccumulateGrad"
 LEAST_CHECKS = 4
 
 Shape = tuple[int, ...]
+
+
+LEAST_NODES = 4
+"""Minimum number of operators recorded for gradients for them not to be accidental."""
+
+
+def unused_recordings(context: AdviceContext) -> list[HostCall]:
+    """Return the operators that a step without a backward pass records for gradients; empty if it records none.
+
+    While gradients are recorded, each such operator has a new sequence number.
+    """
+    trace = context.required_trace
+    if is_training(trace) or not trace.has(Level.OP):
+        return []
+    by_number: dict[int, HostCall] = {}
+    for call in calls.walk(context):
+        if call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward":
+            return []
+        if call.is_op and call.sequence_nr is not None:
+            by_number.setdefault(call.sequence_nr, call)
+    return list(by_number.values()) if len(by_number) >= LEAST_NODES else []
 
 
 @question("unused-gradients", "Are gradients computed that no optimizer uses?", number="Q4", shapes=True)

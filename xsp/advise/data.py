@@ -3,6 +3,7 @@ work."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -147,6 +148,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
     if largest is not None:
         text += f"; {ms_text(largest.ms)} of them are {largest.name}"
     lines, *evidence = _main_lines(context, main.rank, ms, slow) or (None,)
+    if largest is None and lines is None and entry.place is not None and main.threads <= 1:  # as the first screen does
+        text += f"; {ms_text(entry.place_ms)} of them in {entry.place}"
     do = (
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
@@ -312,7 +315,10 @@ _REMEDIES_OF_CALLS = (
         "report less often, and several values at once",
     ),
     (r"item|tolist|cpu|numpy|synchronize", "read values less often, and together"),
-    (r"deepcopy|state_dict|clone", "copy the state less often, or change the copy in place (torch._foreach_copy_)"),
+    (
+        r"deepcopy|\w*state_dict|clone",
+        "copy the state less often, or change the copy in place (torch._foreach_copy_, for an average _foreach_lerp_)",
+    ),
     (r"collect|empty_cache", "leave it out: memory is reused without it"),
     (
         r"(rand|randn|randint|randperm)(_like)?|\w*(collate|tokeni[sz]|encod|transform|augment|batch)\w*|stack|from_numpy"
@@ -328,7 +334,8 @@ OUTSIDE_PERCENT = 8.0
 
 @question("outside", "What does the program do in its steps, outside the model and its phases?", number="Q4")
 def outside(context: AdviceContext) -> Iterator[Advice]:
-    """Lines of the program in its steps, outside forward, backward and optimizer, that read values, report or save.
+    """Lines of the program in its steps, outside forward, backward and optimizer, that read values, report or save, or
+    that take their time in Python or NumPy.
 
     Other lines there, such as a loss that is written in operators, may be what the program is for; the question `loss`
     has these.
@@ -342,7 +349,8 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
     if lines is None or lines.place not in (entry.place or "") or share < OUTSIDE_PERCENT or ms < calls.LEAST_MS:
         return
     known = [place for place in _places_of_calls(lines.calls) if place is not None and place <= MOST_SPARABLE]
-    if not known or _is_loss(context):
+    in_python = (entry.ms or 0.0) - _operators_outside_ms(context) >= ms
+    if not (known or in_python) or _is_loss(context):
         return
     yield Advice(
         "outside",
@@ -353,7 +361,9 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
         True,
         share,
         (f"{100 * lines.ns / lines.all_ns:.0f} % of the lines that were traced there",),
-        f"{_REMEDIES_OF_CALLS[min(known)][1]}; of many tensors, torch._foreach_norm and torch.stack first",
+        f"{_REMEDIES_OF_CALLS[min(known)][1]}; of many tensors, torch._foreach_norm and torch.stack first"
+        if known
+        else _remedy(lines, context.required_trace.has(Level.KERNEL), in_python),
         entry=OUTSIDE,
     )
 
@@ -361,16 +371,24 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
 def _is_loss(context: AdviceContext) -> bool:
     """Return whether operators with gradients take most of the time of operators outside the phases: no step can do
     without them, whatever their lines call (`torch.log` logs nothing)."""
+    outer_ms = _operators_outside_ms(context)
+    if outer_ms == math.inf:
+        return False
+    loss_ms = sum(op.ns for op in loss_ops(context) if op.module is None) / 1e6
+    return loss_ms > 0 and loss_ms >= MIN_LINE_SHARE * outer_ms
+
+
+def _operators_outside_ms(context: AdviceContext) -> float:
+    """Return the time of a step in operators outside its phases; infinity if unknown, and on a device."""
     trace = context.required_trace
     if trace.has(Level.KERNEL) or not trace.has(Level.OP):
-        return False
-    outer = [
+        return math.inf
+    outer = (
         op
         for op in calls.outer_ops(context)
         if op.module is None and op.phase is None and (op.parent is None or op.parent.kind != Kind.BACKWARD)
-    ]
-    loss_ns = sum(op.ns for op in loss_ops(context) if op.module is None)
-    return loss_ns > 0 and loss_ns >= MIN_LINE_SHARE * sum(op.ns for op in outer)
+    )
+    return sum(op.ns for op in outer) / 1e6
 
 
 _HELPERS = "len|range|seek|float|int|str|list|dict|append|extend|enumerate|zip|format|join|items|values|keys|copy|time"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from xsp.account import pagefaults
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
+from xsp.advise.backward import unused_recordings
 from xsp.advise.registry import question
 from xsp.analyses.loop import scope_names
 from xsp.errors import AnalysisError
@@ -55,6 +56,28 @@ def _gain(context: AdviceContext, usage: Usage) -> Interval:
     return cost.limit(calls.step_ms(context))
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What page faults take of a step."""
+
+    gain: Interval
+    text: str
+
+
+def worth_a_line(context: AdviceContext) -> Cost | None:
+    """Return what page faults take of a step; None if they are few, take little of it, or were not counted."""
+    usage = usage_of(context)
+    if usage is None or usage.faults < LEAST_FAULTS:
+        return None
+    gain, step_ms = _gain(context, usage), calls.step_ms(context)
+    if 100 * gain.value < LEAST_PERCENT * step_ms:
+        return None
+    return Cost(
+        gain,
+        f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {step_ms:.3g} ms",
+    )
+
+
 def doubt(context: AdviceContext) -> str | None:
     """Return the reason why timings of single calls do not hold for the step if page faults take much of it, else None.
 
@@ -85,27 +108,31 @@ def page_faults(context: AdviceContext) -> Iterator[Advice]:
         raise AnalysisError(
             "the run did not count page faults: an older xsp made it, or fewer than two steps were unrecorded"
         )
-    step_ms = calls.step_ms(context)
-    gain, threads = _gain(context, usage), pagefaults.threads(trace.run.machine)
-    percent = 100 * gain.value / step_ms
-    if usage.faults < LEAST_FAULTS or percent < LEAST_PERCENT:
+    cost = worth_a_line(context)
+    if cost is None:
         return
-    on_linux = (trace.run.machine.system or "").startswith("Linux")
+    threads, on_linux = pagefaults.threads(trace.run.machine), (trace.run.machine.system or "").startswith("Linux")
+    do = (
+        "MALLOC_TOP_PAD_=1073741824 MALLOC_MMAP_MAX_=0 python …: glibc then keeps up to 1 GiB of free memory; or "
+        "LD_PRELOAD of jemalloc or tcmalloc"
+        if on_linux
+        else "keep tensors and write into them (out=), or use an allocator that keeps free memory"
+    )
+    is_for_gradients = bool(unused_recordings(context))
     yield Advice(
         "page-faults",
         f"memory is returned to the system and requested again: {usage.faults:,.0f} page faults in a step",
         (),
-        gain,
-        False,
-        percent,
+        cost.gain,
+        is_for_gradients,
+        100 * cost.gain.value / calls.step_ms(context),
         (
-            f"the system takes {usage.system_ms:.3g} ms for the program's threads in an iteration of {step_ms:.3g} ms",
+            cost.text,
             f"{threads} thread{'s' * (threads > 1)} may have waited for it in turn or at the same time",
             "pages of files that are read are included: these remain",
         ),
-        "MALLOC_TOP_PAD_=1073741824 MALLOC_MMAP_MAX_=0 python …: glibc then keeps up to 1 GiB of free memory; or "
-        "LD_PRELOAD of jemalloc or tcmalloc"
-        if on_linux
-        else "keep tensors and write into them (out=), or use an allocator that keeps free memory",
+        f"first torch.inference_mode(), which keeps no results for gradients; if faults remain, {do}"
+        if is_for_gradients
+        else do,
         trial="malloc=keep" if on_linux else None,
     )

@@ -147,7 +147,10 @@ def _in_double(answers: Answers, share: Callable[[float], float], subject: str) 
 
 def _dense_gradients(answers: Answers, share: Callable[[float], float], subject: str) -> Iterator[Piece]:
     """Yield advice on gradients of embeddings that are dense: all rows are written, of which few were read."""
-    condition = "op.name IN ('aten::embedding_dense_backward', 'aten::embedding_backward')"
+    condition = (
+        "op.name IN ('aten::embedding_dense_backward', 'aten::embedding_backward', "
+        "'aten::_embedding_bag_dense_backward')"
+    )
     ((ms,),) = answers.trace.con.execute(
         "SELECT coalesce(sum(w.dur_ns), 0) / 1e6 FROM device_work w JOIN spans op ON op.rank = w.rank AND "
         f"op.trace_id = w.trace_id AND (op.span_id = w.op_id OR op.span_id = w.parent_id) WHERE {condition}"

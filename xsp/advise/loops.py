@@ -39,7 +39,10 @@ def synchronisations(context: AdviceContext) -> Iterator[Advice]:
     if not calls.are_worth_a_walk(context, f"name IN {READS}", LEAST_CALLS):
         return
     loops: list[tuple[list[HostCall], list[HostCall], float]] = []
+    sequences = {id(group[0].parent) for _, group, count in _loops(context, True) if _is_sequence(group, count)}
     for parent in calls.walk(context, with_device=True):
+        if id(parent) in sequences:  # the question `samples` has these: what is read is needed
+            continue
         reads = [call for call in parent.children if call.name in READS and call.phase != "optimizer"]
         if not parent.is_op and len(reads) >= LEAST_CALLS:
             loops.append((reads, *_with_indexing(parent, reads, on_device)))
@@ -106,7 +109,8 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
     """A module or an operator called once for each sample of the batch that the enclosing module was given.
 
     The time of all passes through the loop but one can be gained if one for the batch takes no longer than one for a
-    sample: of the calls, of what runs between them, such as a loss or a backward pass, and of their gradients.
+    sample: of the calls, of what runs between them, such as a loss or a backward pass, and of their gradients. If a
+    value is read in each pass, the next one may need it, as in an environment: then Python's own time remains.
     """
     step_ms = calls.step_ms(context)
     for loop_name, loop_calls, count in _loops(context):
@@ -115,7 +119,9 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
         others = [call for call in loop_calls if id(call) not in body]
         nodes = [node for node in calls.gradients(context, [*passes, *others]) if id(node.parent) not in body]
         all_calls = [*passes, *others, *nodes]
-        passes_ms = (sum(call.ns for call in passes) + calls.between_ns(passes)) / 1e6
+        is_sequence = _is_sequence(loop_calls, count)
+        between_ns = 0.0 if is_sequence else calls.between_ns(passes)
+        passes_ms = (sum(call.ns for call in passes) + between_ns) / 1e6
         others_ms = sum(call.ns for call in (*others, *nodes)) / 1e6
         ms = passes_ms + others_ms
         gain = passes_ms + others_ms * (1 - 1 / count)
@@ -133,10 +139,15 @@ def samples(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * gain / step_ms,
             (
-                f"{len(loop_calls):,} calls, what runs between them{' and their gradients' * bool(nodes)} take "
-                f"{ms:.3g} ms; {count} samples in one call may take as long as one of them",
+                f"{len(loop_calls):,} calls, {'operators' if is_sequence else 'what runs'} between them"
+                f"{' and their gradients' * bool(nodes)} take {ms:.3g} ms; {count} samples in one call may take "
+                "as long as one of them",
+                *(["a value is read in each pass, and Python's time between the calls is not counted"] * is_sequence),
             ),
-            "pass the whole batch in one call, or use torch.vmap",
+            "if each call needs the value that was read after the one before, as in an environment or a search, run "
+            "several of these at once, with one call for all; else pass the whole batch in one call"
+            if is_sequence
+            else "pass the whole batch in one call, or use torch.vmap",
             None,
         )
 
@@ -424,10 +435,10 @@ def _place(name: str, group: Sequence[HostCall]) -> Place:
     return Place(place.module if op else name, op, place.spans, len(group))
 
 
-def _loops(context: AdviceContext) -> Iterator[tuple[str, list[HostCall], int]]:
+def _loops(context: AdviceContext, with_device: bool = False) -> Iterator[tuple[str, list[HostCall], int]]:
     """Yield the name of a call that loops, the calls in its loop and the batch size; inner loops are not listed."""
     loops: dict[tuple[str, int], tuple[list[HostCall], int]] = {}
-    pending = list(calls.roots(context))
+    pending = list(calls.roots(context, with_device))
     while pending:
         parent = pending.pop(0)
         loop_calls, count = _sample_calls(parent)
@@ -452,16 +463,21 @@ def _passes(loop_calls: Sequence[HostCall]) -> list[HostCall]:
         by_parent.setdefault(id(call.parent), []).append(call)
     found: list[HostCall] = []
     for group in by_parent.values():
-        first, parent = group[0], group[0].parent
+        parent = group[0].parent
         if parent is None:
             continue
-        heads = {id(call) for call in group if call.name == first.name}
-        places = [place for place, call in enumerate(parent.children) if id(call) in heads]
-        passes = [parent.children[begin:end] for begin, end in pairwise(places)]
+        passes = _all_passes(group, parent)
         made = Counter(tuple(call.name for call in calls_made) for calls_made in passes)
         usual = max(made, key=lambda names: made[names], default=())
         found += [call for calls_made in passes if tuple(c.name for c in calls_made) == usual for call in calls_made]
     return found
+
+
+def _all_passes(group: Sequence[HostCall], parent: HostCall) -> list[list[HostCall]]:
+    """Return the calls inside `parent` from each call named as the first of the group to the next one."""
+    heads = {id(call) for call in group if call.name == group[0].name}
+    places = [place for place, call in enumerate(parent.children) if id(call) in heads]
+    return [parent.children[begin:end] for begin, end in pairwise(places)]
 
 
 def _sample_calls(parent: HostCall) -> tuple[list[HostCall], int]:
@@ -494,6 +510,20 @@ def _sample_calls(parent: HostCall) -> tuple[list[HostCall], int]:
 def _sample_shapes(shape: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
     """Return the possible shapes of one sample of a batch of `count`, in the first or the second dimension."""
     return [(*shape[:index], *shape[index + 1 :]) for index, size in enumerate(shape[:2]) if size == count]
+
+
+_CUTS = ("aten::slice", "aten::select", "aten::narrow")
+
+
+def _is_sequence(loop_calls: Sequence[HostCall], count: int) -> bool:
+    """Return whether each pass may need the one before: Python reads a value in it, and no batch holds its sample."""
+    parent = loop_calls[0].parent
+    if parent is None:
+        return False
+    cuts = [call for call in parent.children if call.name in _CUTS and (call.first_shape or (0,))[0] >= count]
+    return len(cuts) < count and all(
+        any(call.name in READS for call in calls_made) for calls_made in _all_passes(loop_calls, parent)
+    )
 
 
 def _is_small(call: HostCall) -> bool:

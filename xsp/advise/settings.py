@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xsp.advise import calls
+from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere
+from xsp.advise.backward import unused_recordings
 from xsp.advise.device import is_training
 from xsp.advise.registry import question
 from xsp.errors import AnalysisError
@@ -17,44 +18,45 @@ RECORDING_US = (0.5, 1.5, 5.0)
 """Microseconds to record an operator for gradients (low, expected, high): 0.9 to 1.7 µs were measured on operators of a
 few elements in a loop, with and without inference mode; more where caches are cold and where memory is kept."""
 
-LEAST_NODES = 4
-"""Minimum number of operators recorded for gradients for them not to be accidental."""
-
 
 @question("gradients", "Are operators recorded for gradients that are not used?", number="Q4")
 def gradients(context: AdviceContext) -> Iterator[Advice]:
     """Operators that were recorded for gradients in a step without a backward pass.
 
-    While gradients are recorded, each such operator has a new sequence number.
+    Their results are kept to the end of the step, so that each operator writes to other memory: page faults go along.
     """
     step_ms = calls.step_ms(context)
-    all_calls = list(calls.walk(context))
-    if any(call.kind in (Kind.BACKWARD, Kind.OPTIMIZER) or call.phase == "backward" for call in all_calls):
+    recorded_ops = unused_recordings(context)
+    if not recorded_ops:
         return
-    if is_training(context.required_trace):
-        return
-    recorded_ops, numbers = [], set()
-    for call in all_calls:
-        if call.is_op and call.sequence_nr is not None and call.sequence_nr not in numbers:
-            numbers.add(call.sequence_nr)
-            recorded_ops.append(call)
-    if len(recorded_ops) < LEAST_NODES:
-        return
-    low, value, high = (cost * len(recorded_ops) / 1e3 for cost in RECORDING_US)
+    gain, why = _recording(context, len(recorded_ops))
     yield Advice(
         "gradients",
         f"{len(recorded_ops):,} operators are recorded for gradients, and no backward pass follows",
         calls.places(recorded_ops),
-        Interval(low, value, high).limit(step_ms),
+        gain.limit(step_ms),
         False,
-        100 * value / step_ms,
-        (
-            f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs per operator, and keeps intermediate "
-            "results in memory",
-        ),
+        min(100.0, 100 * gain.value / step_ms),
+        why,
         "with torch.inference_mode(): around the call",
         None,
         "inference_mode",
+    )
+
+
+def _recording(context: AdviceContext, count: int) -> tuple[Interval, tuple[str, ...]]:
+    """Return the milliseconds that recording so many operators takes, with the page faults of what is kept; and why."""
+    low, value, high = (cost * count / 1e3 for cost in RECORDING_US)
+    why = (
+        f"recording takes {RECORDING_US[0]:g} to {RECORDING_US[2]:g} µs per operator, and keeps intermediate results "
+        "in memory"
+    )
+    kept = faults.worth_a_line(context)
+    if kept is None:
+        return Interval(low, value, high), (why,)
+    return Interval(low, value + kept.gain.value, high + kept.gain.high), (
+        why,
+        f"page faults of such memory: {kept.text}",
     )
 
 

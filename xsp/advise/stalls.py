@@ -92,7 +92,7 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
                     else ""
                 ),
             ),
-            _remedy(context, group),
+            _remedy(context, group, gap_interval.value),
             entry=entry,
         )
 
@@ -107,24 +107,53 @@ def _is_function(call: HostCall) -> bool:
     return is_name and _NODE_OF_TORCH.fullmatch(call.name) is None
 
 
-def _remedy(context: AdviceContext, group: Sequence[HostCall]) -> str:
-    """Return what to look for, with the lines of the program that take most time in the phases of the calls."""
-    trace = context.required_trace
-    main = account.of(trace).main
+MOST_OF_GAP = 1.5
+"""Longest time of a line of Python in a phase, as a multiple of the time outside operators: in a longer one, operators
+take most. Lines were traced in other steps."""
+
+LEAST_OF_GAP = 0.3
+"""Shortest time of such a line."""
+
+
+def _remedy(context: AdviceContext, group: Sequence[HostCall], gap_ms: float) -> str:
+    """Return what to look for, with the lines of the program in the phases of the calls that can take so long."""
+    main = account.of(context.required_trace).main
+    if main is not None and main.threads > 1:
+        return (
+            f"see what the {main.threads} threads do outside torch: while one computes in Python, the others wait for "
+            "Python's lock (GIL); several processes, or less work in Python (tokenizers, NumPy on whole arrays), do not"
+        )
     phases = [
         OUTSIDE if call.kind == Kind.STEP else BACKWARD if _is_in_backward(call) else FORWARD for call in group
     ]  # fmt: skip
-    found = []
-    for phase in dict.fromkeys(phases):
-        lines = places.lines_of(trace, main, phase) if main is not None else None
-        if lines is not None and (phase == OUTSIDE or lines.is_inside):
-            found.append(", ".join(filter(None, (lines.place, lines.calls))))
+    places_found = [_line_of(context, phase, gap_ms) for phase in dict.fromkeys(phases)]
+    found = [place for place in places_found if place is not None]
     if not found:
         return (
             "look for sleeping, locks, files, printing, NumPy or Python loops there; `xsp report` shows the gap on the "
             "timeline"
         )
     return f"see {'; '.join(found)}: operators on whole tensors in place of NumPy and loops of Python; files, locks?"
+
+
+def _line_of(context: AdviceContext, phase: str, gap_ms: float) -> str | None:
+    """Return the line with what it calls that takes most of the time outside operators in a phase; None if unknown.
+
+    A long loop of Python contains no more than small operators; other lines may be all operators.
+    """
+    main = account.of(context.required_trace).main
+    if main is None:
+        return None
+    if phase == OUTSIDE:
+        lines = places.lines_of(context.required_trace, main, phase)
+        return None if lines is None else ", ".join(filter(None, (lines.place, lines.calls)))
+    phase_ms = main.host.ms(phase)
+    fitting = [
+        (is_loop, share, line)
+        for line, share, is_loop in places.inner_lines_of(context.required_trace, main, phase)
+        if share * phase_ms >= LEAST_OF_GAP * gap_ms and (is_loop or share * phase_ms <= MOST_OF_GAP * gap_ms)
+    ]
+    return max(fitting)[2] if fitting else None
 
 
 def _is_in_backward(call: HostCall) -> bool:

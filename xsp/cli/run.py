@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -80,6 +81,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="the program as it is started without xsp, with its arguments: a Python file, -m and a module, python …, "
         "torchrun …, accelerate launch …, deepspeed …",
     )
+    visible = (action for action in parser._actions if action.help != argparse.SUPPRESS)
+    own = frozenset(name for action in visible for name in action.option_strings if name.startswith("--"))
+    parser.set_defaults(own_options=own - {"--help"})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -134,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         code, run = ranks.launch(plan, job)
     else:
         code, run = run_levels(plan) if args.once_each else launch(plan)
+    misplaced = _misplaced(args.own_options, program)
     if run is None:
         return code
     if args.resolve and code == 0:
@@ -141,8 +146,30 @@ def run(args: argparse.Namespace) -> int:
         say(f"the serialised re-run resolved {resolved} parents")
     if args.counters and code == 0:
         counters.rerun_and_count(lambda: count(plan, run))
-    _show(run, args.quiet, code == 0 and not args.no_advice, ending)
+    _show(run, args, code, misplaced, ending)
+    if misplaced and not code and not args.quiet and not _mentions(program, misplaced.split()[0]):
+        say(misplaced)
     return code
+
+
+def _misplaced(own_options: frozenset[str], program: LaunchedProgram) -> str | None:
+    """Return what to type where the program was given an option that is also one of xsp's; None if it was not."""
+    word = next((word for word in program.args if word.partition("=")[0] in own_options), None)
+    if word is None:
+        return None
+    option = word.partition("=")[0]
+    return f"{option} was given to the program: to give it to xsp, type it before the program, xsp run {option} …"
+
+
+def _mentions(program: LaunchedProgram, option: str) -> bool:
+    """Return whether a script may read an option: its text has the name, or cannot be read here, as a module's."""
+    if program.is_module:
+        return True
+    try:
+        text = Path(program.target).read_text(errors="replace")
+    except OSError:
+        return True
+    return re.search(option.lstrip("-").replace("-", "[-_]"), text) is not None
 
 
 def _budget(args: argparse.Namespace) -> str | None:
@@ -169,13 +196,16 @@ def _target(args: argparse.Namespace) -> LaunchedProgram | OtherInterpreter | La
     return target
 
 
-def _show(out: Path, quiet: bool, remarks: bool, ending: progress.Ending) -> None:
+def _show(out: Path, args: argparse.Namespace, code: int, misplaced: str | None, ending: progress.Ending) -> None:
     """Print the first tables, or only why there are none; a failure is reported, and the program's exit code stays."""
     from xsp.errors import XspError
 
+    quiet, remarks = args.quiet, code == 0 and not args.no_advice
     can_print = not quiet and sys.stdout is not None and _can_flush(sys.stdout)
     try:
-        if can_print:
+        if code and (steps := rundir.read_job(out).steps) is not None and steps.seen == 0:
+            say(f"the program ended with code {code} before its first step{f'; {misplaced}' if misplaced else ''}")
+        elif can_print:
             progress.show_result(out, remarks, ending)
         elif quiet and (reason := rundir.read_job(out).empty):
             say(f"{out}: no step was stored: {reason}")

@@ -44,11 +44,17 @@ MOST_INNER = 5_000
 """Most events of lines inside functions that are called in a traced gap, or a phase of a step; each costs about 1 µs.
 """
 
+MOST_IN_CALL = 400
+"""Most of these events in one call of a function: one that loops longer would leave none for the others."""
+
 MOST_FRAMES = 48
 """Innermost frames of a stack that are traced."""
 
 MOST_LINES = 60
 """Number of lines that are listed: those with the most time."""
+
+MOST_INNER_LINES = 5
+"""Most lines that are listed inside the functions that a line calls."""
 
 MOST_NAMES = 5
 """Most called functions that are listed for a line."""
@@ -88,6 +94,9 @@ class _Times:
         self.inner: dict[_Line, dict[_Line, int]] = {}
         """For each line the nanoseconds of lines inside the program's functions that it calls."""
 
+        self.loops: set[_Line] = set()
+        """Those at which a call had gone through `MOST_IN_CALL` lines."""
+
     @property
     def ns(self) -> int:
         """The time of all lines, known or not."""
@@ -112,6 +121,7 @@ class _Times:
             own = self.inner.setdefault(line, {})
             for inner, ns in times.items():
                 own[inner] = own.get(inner, 0) + ns
+        self.loops |= other.loops
 
     def content(self) -> dict[str, Any]:
         """Return its content for `run.json`, see `xsp.run.Between`."""
@@ -135,11 +145,12 @@ class _Times:
         }
 
     def _within(self, line: _Line) -> dict[str, Any]:
-        """Return the line inside the program's functions that takes most of a line, if it takes half of what is known.
+        """Return the lines inside the program's functions with most of a line, and the one that takes half of it.
 
         A loop alternates between its lines: the lines near one with much time count with it, if no single line has
         half.
-        Only the first `MOST_INNER` events of a gap are known: a long loop is known by its first passes.
+        Only the first `MOST_INNER` events of a gap are known, and `MOST_IN_CALL` of a call: a long loop is known by its
+        first passes, for which the rest of the call counts.
         """
         times = self.inner.get(line, {})
         whole_ns = sum(times.values())
@@ -147,20 +158,21 @@ class _Times:
         loops = [ordered[:1], *(sorted(_near(times, each, whole_ns), key=lambda each: each[1]) for each in ordered[:3])]
         sums = [sum(times[each] for each in loop) for loop in loops]
         place = 0 if 2 * sums[0] >= whole_ns else max(range(len(loops)), key=lambda place: sums[place])
-        loop, ns = loops[place], sums[place]
-        if not loop or 2 * ns < whole_ns:
-            return {}
-        names = dict.fromkeys(name for each in loop for name in _named(*each)["calls"].split(", ") if name)
-        last = {"last": loop[-1][1]} if len(loop) > 1 else {}
-        return {
-            "within": {
-                **_named(*loop[0]),
-                "calls": ", ".join([*names][:MOST_NAMES]),
-                "ns": ns,
-                "of_ns": whole_ns,
-                **last,
-            }
-        }
+        inner = [
+            {**_inner_line([each], times[each], whole_ns), **({"is_loop": True} if each in self.loops else {})}
+            for each in ordered[:MOST_INNER_LINES]
+        ]
+        found = {"inner": inner} if inner else {}
+        if not loops[place] or 2 * sums[place] < whole_ns:
+            return found
+        return {"within": _inner_line(loops[place], sums[place], whole_ns), **found}
+
+
+def _inner_line(loop: list[_Line], ns: int, whole_ns: int) -> dict[str, Any]:
+    """Return a line inside a function, or the lines of a loop in it, for `run.json`, see `xsp.run.InnerLine`."""
+    names = dict.fromkeys(name for each in loop for name in _named(*each)["calls"].split(", ") if name)
+    last = {"last": loop[-1][1]} if len(loop) > 1 else {}
+    return {**_named(*loop[0]), "calls": ", ".join([*names][:MOST_NAMES]), "ns": ns, "of_ns": whole_ns, **last}
 
 
 def _near(times: dict[_Line, int], line: _Line, whole_ns: int) -> list[_Line]:
@@ -198,6 +210,9 @@ class Between:
         self._since_ns = self._excluded_ns = self._calls = 0
         self._inner: _Line | None = None
         self._inner_frames: list[FrameType] = []
+        self._inner_counts: dict[FrameType, int] = {}
+        """Events of lines in each of them."""
+
         self._inner_since_ns = 0
         self._are_of_program: dict[CodeType, bool] = {}
 
@@ -341,10 +356,16 @@ class Between:
     def _leave_functions(self, least: int) -> None:
         """Trace the functions that were called no further, except the first `least`."""
         for frame in self._inner_frames[least:]:
-            if frame.f_trace == self._on_inner:
-                frame.f_trace = None
+            self._leave(frame)
         del self._inner_frames[least:]
         self._inner = None
+
+    def _leave(self, frame: FrameType) -> None:
+        """Trace a function that was called no further."""
+        self._inner_counts.pop(frame, None)
+        if frame.f_trace == self._on_inner:
+            frame.f_trace = None
+            frame.f_trace_lines = True
 
     def _go_on_in_caller(self) -> None:
         """Count time for the innermost function that is traced."""
@@ -401,12 +422,16 @@ class Between:
         if event == "return":  # or a generator yields
             with contextlib.suppress(ValueError):
                 self._inner_frames.remove(frame)
-            frame.f_trace = None
+            self._leave(frame)
             self._go_on_in_caller()
         elif self._times.inner_events >= MOST_INNER:
             self._leave_functions(self._phases[-1][1] if self._phases else 0)
         else:
             self._inner = frame.f_code, frame.f_lineno
+            self._inner_counts[frame] = count = self._inner_counts.get(frame, 0) + 1
+            if count >= MOST_IN_CALL:  # the rest of the call counts for the loop that it is in
+                frame.f_trace_lines = False
+                self._times.loops.add(self._inner)
         self._inner_since_ns = clock.monotonic_ns()
         return frame.f_trace
 
