@@ -52,6 +52,8 @@ MOST_LETTERS = 200
 
 _PROBE_CALLS = 500
 
+_NO_NUMBERS: tuple[int, ...] = ()
+
 
 class _Call(NamedTuple):
     """One call, made by `_decode` from the wrapper's list; calls are in the order of their ends."""
@@ -339,11 +341,9 @@ def _wrap(
         call = self._call_impl if is_plain and self._compiled_call_impl is None else partial(original, self)
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
-        state = threads.state
-        depth, thread = state
+        depth, thread = state = threads.state
         inputs: Sketch | bool | None = None
-        input_numbers: tuple[int, ...] = ()
-        padding = None
+        input_numbers, padding = _NO_NUMBERS, None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
             if inputs is False:  # a model that is called in it is outermost
