@@ -212,7 +212,7 @@ def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> No
         xsp.load(run)
 
 
-@pytest.mark.parametrize("name", ["loop.parquet", "loop2.rows"])
+@pytest.mark.parametrize("name", ["loop.parquet", "loop3.rows"])
 def test_a_loop_behind_a_link_out_of_the_directory_is_left_out(tmp_path: Path, name: str) -> None:
     other, run = tmp_path / "other", run_of_others(tmp_path / "run", {})
     other.write_bytes(bytes(8 * 15 * 3))
@@ -365,7 +365,7 @@ def test_nothing_that_is_read_is_run() -> None:
 # --- files of a run that are no files ---------------------------------------------------------------------------------
 
 RUN_FILES = (
-    "run.json", "steps", "steps/000001.parquet", "merged.parquet", "loop.parquet", "loop2.rows", "samples",
+    "run.json", "steps", "steps/000001.parquet", "merged.parquet", "loop.parquet", "loop3.rows", "samples",
     "samples/000000.parquet", "sections", "sections/x.json", "delivery.json", "progress.json", "arrived",
     "arrived/000000000.parquet", "rank-0000", "rank-0000/run.json",
 )  # fmt: skip

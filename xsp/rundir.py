@@ -8,7 +8,7 @@ RUN/
   samples/000000.parquet samples of power, clocks, memory, in portions; columns `xsp.schema.SAMPLE_COLUMNS`
   serving/000000.parquet requests that engines served, and the steps of these engines, in portions; columns of spans
   loop.parquet         a row for each step that ran, recorded or not; columns `xsp.schema.LOOP_COLUMNS`
-  loop2.rows           the same rows while the run goes on, as 64-bit numbers; see `xsp.store.loop`
+  loop3.rows           the same rows while the run goes on, as 64-bit numbers; see `xsp.store.loop`
   merged.parquet       the leveled steps merged into one true step; written when the run ends
   progress.json        the progress of the run, while it goes on; see `xsp.record.progress`
   delivery.json        which steps were delivered to which endpoint; see `xsp.otlp.delivery`
@@ -60,8 +60,9 @@ INBOX = "arrived"
 
 MERGED_FILE = "merged.parquet"
 LOOP_FILE = "loop.parquet"
-LOOP_ROWS = "loop2.rows"
-"""The name changes with the columns, because the file itself does not state them."""
+LOOP_ROWS, LOOP_ROWS_BEFORE = "loop3.rows", "loop2.rows"
+"""The name changes with the columns, because the file itself does not state them; the second one is of earlier
+versions, without times of phases."""
 
 SERIALISED = "serialised"
 DELIVERY_FILE = "delivery.json"
@@ -217,7 +218,8 @@ def _clear(run: Path) -> None:
         for file in [*(run / SECTIONS).glob("*.json"), *(run / SECTIONS).glob(".*.part")]:
             file.unlink(missing_ok=True)
         _remove_empty(run / SECTIONS)
-    for name in (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, DELIVERY_FILE, JOB_FILE, "progress.json", "report.html"):
+    own = (RUN_FILE, MERGED_FILE, LOOP_FILE, LOOP_ROWS, LOOP_ROWS_BEFORE, DELIVERY_FILE, JOB_FILE)
+    for name in (*own, "progress.json", "report.html"):
         (run / name).unlink(missing_ok=True)
     for file in [
         entry for entry in run.iterdir() if atomic.TEMPORARY_NAME.fullmatch(entry.name) and not entry.is_dir()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import xsp
@@ -88,6 +89,19 @@ def test_a_row_that_a_kill_cut_off_costs_itself_alone(tmp_path: Path) -> None:
     loop.append(tmp_path, rows.take(), 0)
     loop.create_table(con, [tmp_path])
     assert con.execute("SELECT list(step ORDER BY step) FROM loop").fetchall() == [([0, 1, 3],)]
+
+
+def test_rows_of_a_run_that_an_earlier_version_left_unfinished_are_read_without_phases(tmp_path: Path) -> None:
+    rows = Loop()
+    for step in range(3):
+        rows.add(row(step, 5))
+    numbers = np.frombuffer(rows.take(), "<i8").reshape(3, -1)
+    (tmp_path / "loop2.rows").write_bytes(numbers[:, :-3].tobytes())
+    con = table.connect()
+    assert loop.create_table(con, [tmp_path]) == []
+    assert con.execute("SELECT list(step ORDER BY step), count(dur_ns), count(forward_ns) FROM loop").fetchall() == [
+        ([0, 1, 2], 3, 0)
+    ]
 
 
 def test_a_damaged_file_is_left_out_and_said(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from xsp import rundir
 from xsp.run import MISSING, Run
+from xsp.store import loop
 
 MAX_NAMED = 5
 """Maximum number of missing files that are named."""
@@ -66,7 +67,7 @@ def _differences(run: Run, run_dir: Path, segments: Sequence[Path]) -> Iterator[
         )
     if run.parts or run.received is not None or run.imported is not None:
         return
-    has_loop = any(os.path.lexists(run_dir / name) for name in (rundir.LOOP_FILE, rundir.LOOP_ROWS))
+    has_loop = any(os.path.lexists(run_dir / name) for name in (rundir.LOOP_FILE, *loop.ROW_FILES))
     if run.finished and run.steps is not None and run.steps.seen and not has_loop:
         yield f"{rundir.LOOP_FILE} is missing: the times of the {run.steps.seen} steps that ran, recorded or not"
     if run.finished and run.samples is not None and run.samples.readings and not rundir.portions(run_dir):

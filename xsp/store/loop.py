@@ -35,6 +35,9 @@ MAX_ROW_BYTES = 2 << 30
 
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
+ROW_FILES = {rundir.LOOP_ROWS: _NAMES, rundir.LOOP_ROWS_BEFORE: _NAMES[: _NAMES.index("forward_ns")]}
+"""Files of rows in a run directory, and their columns."""
+
 _STATUS = ("ok", "error", "unclosed")
 _PHASES = ("forward_ns", "backward_ns", "optimizer_ns")
 _NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread", *_PHASES)
@@ -81,15 +84,17 @@ def create_table(con: duckdb.DuckDBPyConnection, runs: Sequence[Path]) -> list[s
     table.create(con, "loop", LOOP_COLUMNS)
     warnings = []
     for run in runs:
-        parquet_file, row_file = run / rundir.LOOP_FILE, run / rundir.LOOP_ROWS
+        name = next((run / each for each in (rundir.LOOP_FILE, *ROW_FILES) if os.path.lexists(run / each)), None)
+        if name is None:
+            continue
         try:
-            if os.path.lexists(parquet_file):
-                with inside.engine_path(run, parquet_file, rundir.MAX_TABLE_BYTES) as path:
+            if name.name == rundir.LOOP_FILE:
+                with inside.engine_path(run, name, rundir.MAX_TABLE_BYTES) as path:
                     _insert_parquet(con, path)
-            elif os.path.lexists(row_file):
-                table.insert(con, "loop", _rows(inside.read_bytes(run, row_file, MAX_ROW_BYTES)), LOOP_COLUMNS)
+            else:
+                rows = _rows(inside.read_bytes(run, name, MAX_ROW_BYTES), ROW_FILES[name.name])
+                table.insert(con, "loop", rows, LOOP_COLUMNS)
         except (duckdb.Error, OSError) as error:
-            name = parquet_file if os.path.lexists(parquet_file) else row_file
             reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
             warnings.append(f"left out: {name}: {reason}")
     return warnings
@@ -156,10 +161,17 @@ def _insert_parquet(con: duckdb.DuckDBPyConnection, file: Path) -> None:
     con.execute(f"INSERT INTO loop SELECT {selected} FROM {table.parquet(file)}")
 
 
-def _rows(content: bytes) -> list[tuple[Any, ...]]:
-    """Return the complete rows in the content of a file of numbers; a last row that a kill cut off is dropped."""
-    values = _numbers(content[: len(content) // ROW_BYTES * ROW_BYTES])
-    columns: list[Sequence[Any]] = [values[index::_WIDTH] for index in range(_WIDTH)]
+def _rows(content: bytes, names: Sequence[str] = _NAMES) -> list[tuple[Any, ...]]:
+    """Return the complete rows in the content of a file of numbers; a last row that a kill cut off is dropped.
+
+    Args:
+        content: the content.
+        names: the columns of the file, the first ones of a row; others are unknown.
+    """
+    width = len(names)
+    values = _numbers(content[: len(content) // (8 * width) * 8 * width])
+    columns: list[Sequence[Any]] = [values[index::width] for index in range(width)]
+    columns += [[-1] * len(columns[0])] * (_WIDTH - width)
     for index, name in enumerate(_NAMES):
         if name in _NULLABLE:
             columns[index] = [None if value == -1 else value for value in columns[index]]
