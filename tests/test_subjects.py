@@ -233,6 +233,14 @@ class Words(nn.Module):  # type: ignore[misc,name-defined]
         self.rnn, self.decoder = nn.LSTM(16, 16), nn.Linear(16, 50)
 
 
+class Bags(nn.Module):
+    """Sums of rows of a table for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.EmbeddingBag(100, 8), nn.Linear(8, 1)
+
+
 class Images(nn.Module):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__()
@@ -262,6 +270,9 @@ def encoder(batch_first: bool) -> Any:
         (nn.Sequential(nn.Flatten(), nn.Linear(8, 2)), (5, 2, 4), Batch(5, "input")),
         (Words(), (35, 20), Batch(20, "guess")),  # its program may turn what it is given
         (Images(), (16, 3, 64, 64), Batch(16, "input")),
+        (nn.Sequential(nn.EmbeddingBag(100, 8), nn.Linear(8, 1)), (64, 20), Batch(64, "input")),
+        (Bags(), (64, 20), Batch(64, "input")),
+        (Bags(), (2663,), Batch(None, None)),  # indices of all samples, one after the other
         (Images(), (28, 64, 64), Batch(28, "guess")),  # one image, or 28 that get their channel inside
     ],
 )

@@ -53,8 +53,17 @@ class InputLayout(NamedTuple):
     is_sure: bool = True
     """Whether the class determines the layout; else a module inside does, and the program may transpose its input."""
 
-    def samples(self, shape: Sequence[int]) -> int:
-        """Return the number of samples in an input of this shape; the first dimension if it does not fit the layout."""
+    has_bags: bool = False
+    """Whether a sample is a bag of any number of indices: an input of one dimension has those of all samples."""
+
+    def samples(self, shape: Sequence[int]) -> int | None:
+        """Return the number of samples in an input of this shape; the first dimension if it does not fit the layout.
+
+        Returns:
+            None if the shape does not tell it.
+        """
+        if self.has_bags and len(shape) == 1:
+            return None
         if len(shape) == self.dimensions:
             return shape[self.axis]
         return 1 if len(shape) == self.dimensions - 1 and self.is_sure else shape[0]
@@ -263,6 +272,8 @@ def _layout(module: Any) -> InputLayout | None:
         has_embedding = any(type(child).__name__ == "Embedding" for child in children)
         return InputLayout(3 - has_embedding, 1, is_sure=False)
     first_module = next((submodule for submodule in module.modules() if submodule._parameters), None)
+    if any(type(submodule).__name__ == "EmbeddingBag" for submodule in module.modules()):
+        return InputLayout(2, 0, is_sure=False, has_bags=True)
     image_layout = _own_layout(first_module, [base.__name__ for base in type(first_module).__mro__])
     return image_layout._replace(is_sure=False) if image_layout is not None and image_layout.dimensions > 3 else None
 

@@ -263,6 +263,8 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, InputLayout | None])
         if token.kind is Kind.FORWARD and token.shape:
             layout = layouts.get(token.subject)
             sample_count = layout.samples(token.shape) if layout is not None else 0
+            if sample_count is None:
+                continue
             parts[-1] = max(parts[-1][0], sample_count), max(parts[-1][1], token.shape[0])
         elif token.kind is Kind.OPTIMIZER:
             in_optimizer = not token.subject
