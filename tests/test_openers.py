@@ -25,12 +25,10 @@ TABLES = {"table.parquet", "table.check_parquet", "parquet"}
 
 OTHERS = {
     "the system's": """
-        atomic.py _place _start_of; bench/links.py filesystem; bench/moves.py
-        _setting _open_direct; bench/numanodes.py _numbers pair; cached.py _processor;
-        device/cuda.py _driver; device/machine.py cpu_model isa; device/processor.py Processor.begin _instructions
-        _read; evaluate/contention.py _text; identity.py
-        _trace_of_ranks host; launch/children.py _is_from_terminal; processes.py free_memory_bytes start_ns;
-        samples/host.py _text; share/loadworker.py memory_of; share/pages.py large_page_bytes; cli/run.py _show
+        atomic.py _place _start_of; bench/moves.py _open_direct; bench/numanodes.py _numbers pair;
+        device/processor.py Processor.begin; evaluate/contention.py _text; identity.py _trace_of_ranks host;
+        launch/children.py _is_from_terminal; processes.py start_ns system_text; share/loadworker.py memory_of;
+        share/pages.py large_page_bytes; cli/run.py _show
     """,
     "of this package": """
         device/ceilings.py _entries; version.py commit_of_package; evaluate/web/routes.py _asset;
@@ -56,11 +54,11 @@ OTHERS = {
         text; share/loadworker.py _build _time; share/measuring.py _drop _set_state resident_share; share/serving.py
         Serving.__init__; store/loop.py append
     """,
-    "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
+    "a folder, to lock it or to name its files": "rundir.py lock; table.py path_literal",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
-        bound/latencies.py read; cli/share.py Estimate.run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
+        bound/latencies.py read; cli/run.py _mentions; cli/share.py Estimate.run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
         evaluate/predictors.py _load_exported checksum;
-        evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
+        evaluate/quality/choices.py prices; evaluate/sharing.py _weights_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
         graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py
         GrpcSender.__init__;
@@ -68,8 +66,8 @@ OTHERS = {
         _named; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
-        cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py _check;
-        importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _identity
+        cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py Nsys.fill;
+        importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _open_merged
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",
 }
@@ -78,7 +76,7 @@ TABLE_READERS = {
     "which `rundir.segments` or `rundir.portions` returned, or `rundir.check_inside` checked": """
         counters/storing.py _write; ingest/enginespans.py _annotated;
         ingest/load.py _readable_segments _load_files _create_samples_view
-        _create_sequence_view _create_view; ingest/received.py _arrived_query;
+        _create_view; ingest/received.py _arrived_query;
         ingest/tables.py _attribute _combine_ranks _join_captures;
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
         Delivery.timed_steps _create_served_view steps_in; receiver/journal.py RunWriter._traces;
