@@ -56,7 +56,8 @@ OTHERS = {
     """,
     "a folder, to lock it or to name its files": "rundir.py lock; table.py path_literal",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
-        bound/latencies.py read; cli/run.py _mentions; cli/share.py Estimate.run; counters/reading.py _text; evaluate/datasets.py _file_bytes;
+        bound/latencies.py read; cli/run.py _mentions; cli/share.py Estimate.run; counters/reading.py _text;
+        evaluate/datasets.py _file_bytes;
         evaluate/predictors.py _load_exported checksum;
         evaluate/quality/choices.py prices; evaluate/sharing.py _weights_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
@@ -67,7 +68,8 @@ OTHERS = {
     """,
     "a trace of another tool, named on the command line": """
         cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py Nsys.fill;
-        importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd; ingest/tables.py _open_merged
+        importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd;
+        ingest/tables.py _open_merged
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",
 }
