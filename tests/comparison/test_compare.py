@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import xsp
+from xsp import table
 from xsp.cli import compare as cli_compare
 from xsp.cli import main
 from xsp.comparison import Comparison, causes, comparable, compare, rows
@@ -21,7 +22,7 @@ from xsp.comparison.evidence import RUNS, STEPS
 from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError, UsageError
 from xsp.report.comparison import markdown
-from xsp.schema import Span
+from xsp.schema import LOOP_COLUMNS, Span
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -231,13 +232,12 @@ def test_what_differs_within_a_side_only_is_no_difference_between_the_sides() ->
 
 def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool = True) -> Trace:
     """Return the run with a loop of bare steps that take about so long."""
+    table.create(trace.con, "loop", LOOP_COLUMNS)
     trace.con.execute(
-        f"CREATE OR REPLACE TABLE loop AS SELECT 0 AS rank, k::BIGINT AS step, 1::BIGINT AS steps, 0 AS kind, "
-        f"10::SMALLINT AS rung, {steady} AS steady, k::BIGINT AS start_ns, 1e3 * ({dur_us} + k % 3) AS dur_ns, "
-        f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0.0 AS data_ns, 0.0 AS own_ns, "
-        "NULL::BIGINT AS samples, 'ok' AS status, NULL::DOUBLE AS faults, NULL::DOUBLE AS system_ns, "
-        "NULL::BIGINT AS thread, 0.0 AS beside_ns "
-        "FROM range(12) t(k)"
+        f"INSERT INTO loop BY NAME SELECT 0 AS rank, k AS step, 1 AS steps, 0 AS kind, "
+        f"10 AS rung, {steady} AS steady, k AS start_ns, 1e3 * ({dur_us} + k % 3) AS dur_ns, "
+        f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0 AS data_ns, 0 AS own_ns, "
+        "'ok' AS status, 0 AS beside_ns FROM range(12) t(k)"
     )
     return trace
 
