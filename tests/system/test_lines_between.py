@@ -19,18 +19,19 @@ import sys, time, torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = torch.utils.data.DataLoader(torch.rand(64, 64), batch_size=2, num_workers=WORKERS)
-
+slept_s = []
 def train(batch):
     model(batch).square().mean().backward()
-    optimizer.step()
+    optimizer.step(); begun = time.perf_counter()
     time.sleep(0.004)
+    slept_s.append(time.perf_counter() - begun)
 
 for _ in range(3):
     for batch in loader:
         train(batch)
         optimizer.zero_grad()
 assert sys.gettrace() is None or "between" in sys.gettrace().__func__.__module__
-print("ended")
+print(1e3 * sum(slept_s) / len(slept_s))
 """
 
 
@@ -40,11 +41,11 @@ def test_the_line_that_takes_the_time_between_steps_is_named(workers: int, tmp_p
     script.write_text(PROGRAM.replace("WORKERS", str(workers)), encoding="utf-8")
     command = [sys.executable, "-m", "xsp.cli", "run", "--quiet", "--budget", "off", "--every", "3", "--out"]
     found = subprocess.run([*command, str(tmp_path / "run"), str(script)], capture_output=True, text=True, cwd=tmp_path)
-    assert found.stdout == "ended\n", found.stderr
+    assert found.returncode == 0, found.stderr
     rows = xsp.analyses.between(xsp.load(tmp_path / "run")).fetchall()
     scope, line, calls, ms, percent, seen, gaps, function = rows[0]
     assert (scope, line, calls, function) == ("program", "train.py:10", "time.sleep", "train")
-    assert ms == pytest.approx(4.5, abs=1.5)
+    assert ms == pytest.approx(float(found.stdout), rel=0.3)  # on a busy machine it sleeps longer
     assert percent > 50
     assert 10 <= seen <= gaps
     assert not any("xsp" in row[1] for row in rows)
