@@ -56,6 +56,15 @@ def test_the_best_is_first_and_a_bound_counts_less_than_an_expectation(context: 
     assert report.left_out == {"may gain nothing": 1, "gain less than 1 %": 1}
 
 
+def test_no_piece_promises_a_larger_share_of_a_step_than_its_gain_is(context: AdviceContext) -> None:
+    @advise.question("whole", "all of it?")
+    def whole(context: AdviceContext) -> Iterator[Advice]:
+        yield piece("whole", 0.02, 0.02, of_step_percent=118.0)
+
+    (found,) = advise.of(AdviceContext(trace_of(spans("step s 0-40"))), only=["whole"]).advice
+    assert found.of_step_percent == pytest.approx(50)
+
+
 def test_options_are_last_under_their_own_heading_and_are_not_faults(context: AdviceContext) -> None:
     @advise.question("precise", "less precise?")
     def precise(context: AdviceContext) -> Iterator[Advice]:

@@ -143,10 +143,9 @@ def _bounded(context: AdviceContext, pieces: Sequence[Advice]) -> list[Advice]:
         entry = side[piece.entry] if side is not None and piece.entry is not None else None
         if entry is not None and entry.ms is not None:
             most_ms = min(most_ms, entry.ms)
-        if most_ms < piece.gain.value:
-            percent = 100 * most_ms / step.ms.value
-            piece = replace(piece, gain=piece.gain.limit(most_ms), of_step_percent=percent)
-        bounded.append(piece)
+        gain = piece.gain.limit(most_ms) if most_ms < piece.gain.value else piece.gain
+        percent = min(piece.of_step_percent, 100 * gain.value / step.ms.value)  # a question may have limited its gain
+        bounded.append(replace(piece, gain=gain, of_step_percent=percent))
     return bounded
 
 
