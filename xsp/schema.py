@@ -296,6 +296,9 @@ LOOP_COLUMNS: tuple[Column, ...] = (
 )
 """Columns of the table `loop`: a row for each step that the program ran, recorded or not; see `xsp.record.loop`."""
 
+PHASE_COLUMNS = ("forward_ns", "backward_ns", "optimizer_ns")
+"""Those of them that are times of phases."""
+
 
 class Span(NamedTuple):
     """One named interval at one level, as a collector reports it.

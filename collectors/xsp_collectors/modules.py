@@ -53,6 +53,7 @@ MOST_LETTERS = 200
 _PROBE_CALLS = 500
 
 _NO_NUMBERS: tuple[int, ...] = ()
+_NO_INPUTS: Sketch | bool | None = None
 
 
 class _Call(NamedTuple):
@@ -288,8 +289,7 @@ def _wrap(
     original: Callable[..., Any], extend: Callable[[tuple[Any, ...]], None], collector: ModuleCalls
 ) -> tuple[Callable[..., Any], Callable[[int], None]]:
     """Return the wrapper of `original`, which adds calls to a list by `extend`, and the function that sets its mode."""
-    mode = _OFF
-    outer_mode, is_recording = _OFF, False  # the mode outside of the outermost call; whether `mode` records
+    mode, outer_mode, is_recording = _OFF, _OFF, False  # now; outside of the outermost call; whether `mode` records
     since = 0  # when recording began: of a call that another thread began earlier, the inner calls were not recorded
     threads, numbers = THREADS, collector._numbers
     clock, grad_enabled, threads_running = monotonic_ns, torch.is_grad_enabled, _threads_running()
@@ -342,8 +342,7 @@ def _wrap(
         if is_tracing() or mode <= _INSIDE:
             return call(*args, **kwargs)
         depth, thread = state = threads.state
-        inputs: Sketch | bool | None = None
-        input_numbers, padding = _NO_NUMBERS, None
+        inputs, input_numbers, padding = _NO_INPUTS, _NO_NUMBERS, None
         if not depth:
             inputs = begin(self, thread, args, kwargs)
             if inputs is False:  # a model that is called in it is outermost

@@ -13,7 +13,7 @@ import enum
 import sys
 from typing import NamedTuple
 
-from xsp.schema import LOOP_COLUMNS, Level
+from xsp.schema import LOOP_COLUMNS, PHASE_COLUMNS, Level
 
 try:
     import resource
@@ -67,8 +67,7 @@ class LoggedStep(NamedTuple):
 UNKNOWN = -1
 """Placeholder for unknown values: the time before the first step, samples without an input."""
 
-_PHASES = ("forward_ns", "backward_ns", "optimizer_ns")
-_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns", "beside_ns", *_PHASES)
+_MEANS = ("dur_ns", "before_ns", "data_ns", "own_ns", "faults", "system_ns", "beside_ns", *PHASE_COLUMNS)
 """Fields that are means in a row that represents several steps."""
 
 

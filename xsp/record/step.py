@@ -131,11 +131,7 @@ class Step:
                 if self._window is None:
                     wait_ns = steps.storing.await_opening()
                     entered_ns, self.own_ns = entered_ns + wait_ns, self.own_ns + wait_ns
-                    began_ns = clock.monotonic_ns()
-                    steps.collecting.settle(steps.collecting.collectors)
-                    ended_ns = clock.monotonic_ns()
-                    self._count_drain(ended_ns - began_ns, ended_ns)
-                    entered_ns += steps.storing.wait(counts_cost=True) + (ended_ns - began_ns)
+                    entered_ns += steps.storing.wait(counts_cost=True) + self._drain()
                 self._active = self._switch_on()
             elif not steps.quiet.is_short:  # tracing would multiply the time of a short step
                 steps.between.begin_step()
@@ -152,6 +148,14 @@ class Step:
         self.own_ns += self.before_ns
         self.start_ns = self.end_ns = clock.monotonic_ns()
         return self
+
+    def _drain(self) -> int:
+        """Wait for device work of the previous steps, and return how long that took; it counts for the program."""
+        began_ns = clock.monotonic_ns()
+        self._steps.collecting.settle(self._steps.collecting.collectors)
+        ended_ns = clock.monotonic_ns()
+        self._count_drain(ended_ns - began_ns, ended_ns)
+        return ended_ns - began_ns
 
     def _count_drain(self, wait_ns: int, ended_ns: int) -> None:
         last, continued_ns = self._steps.last_recorded
@@ -188,8 +192,8 @@ class Step:
         """Read the clock, switch everything off, store the step."""
         self.end_ns = clock.monotonic_ns()
         steps, handled_before = self._steps, self._steps.storing.handled
-        self.phases = of_step(steps.timing.end(), self.start_ns, self.end_ns)
         steps.between.end_step()
+        self.phases = of_step(steps.timing.end(), self.start_ns, self.end_ns)
         try:
             if self._active:
                 steps.collecting.settle(self._active)

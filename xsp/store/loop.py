@@ -22,7 +22,7 @@ import duckdb
 
 from xsp import inside, rundir, semconv, table
 from xsp.run import Otel, Run
-from xsp.schema import LOOP_COLUMNS, Kind, Level, Span
+from xsp.schema import LOOP_COLUMNS, PHASE_COLUMNS, Kind, Level, Span
 
 BARE = int(Level.APPLICATION)
 """The rung of a step in which no collector was on."""
@@ -35,15 +35,14 @@ MAX_ROW_BYTES = 2 << 30
 
 _NAMES = [column.name for column in LOOP_COLUMNS]
 _START = _NAMES.index("start_ns")
-ROW_FILES = {rundir.LOOP_ROWS: _NAMES, rundir.LOOP_ROWS_BEFORE: _NAMES[: _NAMES.index("forward_ns")]}
+ROW_FILES = {rundir.LOOP_ROWS: _NAMES, rundir.LOOP_ROWS_BEFORE: _NAMES[: -len(PHASE_COLUMNS)]}
 """Files of rows in a run directory, and their columns."""
 
 _STATUS = ("ok", "error", "unclosed")
-_PHASES = ("forward_ns", "backward_ns", "optimizer_ns")
-_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread", *_PHASES)
+_NULLABLE = ("before_ns", "samples", "steady", "faults", "system_ns", "thread", *PHASE_COLUMNS)
 """Columns in which -1 means null."""
 
-_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns", *_PHASES)
+_ADDED_COLUMNS = ("faults", "system_ns", "thread", "beside_ns", *PHASE_COLUMNS)
 """Columns that are missing in loops of earlier versions."""
 
 
