@@ -99,24 +99,14 @@ class AutoStep:
             return False
         finder = self._finders.get(thread)
         if finder is None:
-            if len(self._finders) >= self.MOST_THREADS:
-                self._finders = {thread: finder for thread, finder in list(self._finders.items()) if finder.has_begun}
-            finder = (
-                self._newest if not self._finders and not self._newest.has_begun else self._newest.for_another_thread()
-            )
-            self._newest = self._finders[thread] = finder
+            finder = self._add_finder(thread)
         if signal is Signal.CALL_BEGIN:
             if self._is_inside(subject, thread):
                 self._inside.add(thread)
                 return False
             if finder.is_apart(subject):
                 return True
-            self._running.add(thread)
-            called = self._called.get(thread)
-            if called is None or called() is not subject:
-                if len(self._called) >= self.MOST_THREADS:
-                    self._called.clear()
-                self._called[thread] = weakref.ref(subject)
+            self._note_call(subject, thread)
         elif signal is Signal.CALL_END:
             if thread in self._inside:
                 self._inside.discard(thread)
@@ -126,6 +116,22 @@ class AutoStep:
         if finder.has_begun:
             self._last_thread = thread
         return False
+
+    def _add_finder(self, thread: int) -> Finder:
+        """Return a new finder for a thread; the first thread gets that of the rule."""
+        if len(self._finders) >= self.MOST_THREADS:
+            self._finders = {thread: finder for thread, finder in list(self._finders.items()) if finder.has_begun}
+        finder = self._newest if not self._finders and not self._newest.has_begun else self._newest.for_another_thread()
+        self._newest = self._finders[thread] = finder
+        return finder
+
+    def _note_call(self, module: Any, thread: int) -> None:
+        self._running.add(thread)
+        called = self._called.get(thread)
+        if called is None or called() is not module:
+            if len(self._called) >= self.MOST_THREADS:
+                self._called.clear()
+            self._called[thread] = weakref.ref(module)
 
     def _is_inside(self, module: Any, thread: int) -> bool:
         """Return whether a call is part of another thread's, as of a replica or a layer that runs in parallel."""
@@ -211,30 +217,13 @@ class Finder:
         if signal is Signal.CALL_BEGIN:
             self._call_begins(subject)
         elif signal is Signal.CALL_END:
-            if _is_in_backward():
-                return
-            if self._trains:
-                self._evidence.on_call(self._called_module, subject)
-            elif not self._is_pass or self._sequence is None or self._sequence.is_complete:
-                self._end(Signal.CALL_END)
+            self._call_ends(subject)
         elif signal is Signal.BACKWARD_END:
             self._backward_ends(subject)
         elif signal is Signal.OPTIMIZER_BEGIN:
-            self._running_optimizers += 1
-            self._note_optimizer()
-            if self._step is None and self._rule is not StepRule.CALL:
-                self._trains = True
-                self._open(by_call=False)
-            self._mark_work()
+            self._optimizer_begins()
         elif signal is Signal.OPTIMIZER_END:
-            self._running_optimizers = max(0, self._running_optimizers - 1)
-            if (
-                self._step is not None
-                and self._trains
-                and not self._running_optimizers
-                and self._order.on_optimizer_step(subject)
-            ):
-                self._end(Signal.OPTIMIZER_END)
+            self._optimizer_ends(subject)
 
     def is_apart(self, module: object) -> bool:
         """Return whether a call that begins is part of no step: of a module without parameters, between steps."""
@@ -346,6 +335,14 @@ class Finder:
             return not self._evidence.has_trained or self._subjects.of(module) in self._trained
         return self._order.contradicts_prefix(module)
 
+    def _call_ends(self, result: object) -> None:
+        if _is_in_backward():
+            return
+        if self._trains:
+            self._evidence.on_call(self._called_module, result)
+        elif not self._is_pass or self._sequence is None or self._sequence.is_complete:
+            self._end(Signal.CALL_END)
+
     def _backward_ends(self, optimizer: object | None) -> None:
         """Handle the end of a backward pass, with the last optimizer that stepped in it."""
         self._has_backward = True
@@ -376,6 +373,24 @@ class Finder:
         if self._evidence.has_no_optimizer:  # what ran before computed gradients for something else
             self._session.withdraw(_NO_OPTIMIZER)
         self._evidence.on_optimizer()
+
+    def _optimizer_begins(self) -> None:
+        self._running_optimizers += 1
+        self._note_optimizer()
+        if self._step is None and self._rule is not StepRule.CALL:
+            self._trains = True
+            self._open(by_call=False)
+        self._mark_work()
+
+    def _optimizer_ends(self, optimizer: object) -> None:
+        self._running_optimizers = max(0, self._running_optimizers - 1)
+        if (
+            self._step is not None
+            and self._trains
+            and not self._running_optimizers
+            and self._order.on_optimizer_step(optimizer)
+        ):
+            self._end(Signal.OPTIMIZER_END)
 
     def _learn_start(self) -> None:
         """Learn, at the end of a training step, whether it called a module that has parameters."""

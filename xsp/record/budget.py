@@ -233,13 +233,7 @@ class Budgeted(Schedule):
         return steps > 0 or rest_ns > 0
 
     def _choose(self, plan: Plan) -> Turn:
-        # the turn of a rung that was not tried yet, if it can be afforded; else None
-        if self._warmup_done < self.warmup:
-            trial = None
-        else:
-            while self._untried_rungs and self._untried_rungs[0] not in self._active_rungs():
-                self._untried_rungs.pop(0)
-            trial = Turn(self._untried_rungs[0], timed=True, describe=False) if self._untried_rungs else None
+        trial = self._trial()
         if trial is not None and not (self._is_first_description(plan) and not self._is_paid(trial)):
             return trial
         return super()._choose(plan)
@@ -254,6 +248,14 @@ class Budgeted(Schedule):
             and DESCRIBING_FACTOR * max((self._account.cost_ns(rung) or 0.0 for rung in self.rungs), default=0.0)
             < FREE_NS
         )
+
+    def _trial(self) -> Turn | None:
+        """Return the turn of a rung that was not tried yet, if it can be afforded; else None."""
+        if self._warmup_done < self.warmup:
+            return None
+        while self._untried_rungs and self._untried_rungs[0] not in self._active_rungs():
+            self._untried_rungs.pop(0)
+        return Turn(self._untried_rungs[0], timed=True, describe=False) if self._untried_rungs else None
 
     def _use_turn(self, turn: Turn, plan: Plan) -> None:
         if turn.timed and self._untried_rungs and turn.rung is self._untried_rungs[0]:

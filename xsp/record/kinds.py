@@ -148,6 +148,15 @@ class Kinds:
                 return max(latest_first, key=latest_first.count)  # the latest one of equals
         return None
 
+    def _count_successor(self, kind: int) -> None:
+        last = tuple(self._last)
+        if len(self._successors) >= MOST_CONTEXTS:
+            self._successors.clear()
+        for length in CONTEXTS:
+            if len(last) >= length:
+                self._successors.setdefault(last[-length:], deque(maxlen=LATEST_SUCCESSORS)).append(kind)
+        self._last.append(kind)
+
     def count_step(
         self, outline: Sequence[tuple[Any, ...]], stated_samples: int | None = None, is_next: bool = True
     ) -> Classification:
@@ -165,26 +174,14 @@ class Kinds:
         kind = entry.kind
         kind.step_count += 1
         if is_next:
-            last = tuple(self._last)
-            if len(self._successors) >= MOST_CONTEXTS:
-                self._successors.clear()
-            for length in CONTEXTS:
-                if len(last) >= length:
-                    self._successors.setdefault(last[-length:], deque(maxlen=LATEST_SUCCESSORS)).append(kind.number)
-            self._last.append(kind.number)
+            self._count_successor(kind.number)
         if stated_samples is not None:
             kind.batch = Batch(stated_samples, "stated")
             return Classification(kind, kind.batch)
         return entry
 
     def _classify(self, words: tuple[tuple[Any, ...], ...]) -> Classification:
-        # an outline without the calls inside backward passes: the recomputation of activation checkpointing
-        outline, depth = [], 0
-        for each in [Token(*word) for word in words]:
-            if each.kind is Kind.BACKWARD:
-                depth = max(0, depth + (-1 if each.subject else 1))
-            if not depth and (each.kind is not Kind.BACKWARD or each.subject):
-                outline.append(each)
+        outline = _without_recomputed([Token(*word) for word in words])
         tokens = [token for token in outline if token.kind is not Kind.OPTIMIZER or token.subject]
         form = tuple((word, _rounded(len(list(group)))) for word, group in groupby(map(_form, tokens)))
         kind = self._by_form.get(form)
@@ -278,6 +275,17 @@ def batch_of(tokens: Sequence[Token], layouts: Mapping[int, InputLayout | None])
     layout, shape = layouts.get(calls[0].subject), calls[0].shape or ()
     is_known = layout.is_known(shape) if layout is not None else len(shape) > 1
     return Batch(total, "input" if is_known else "guess")
+
+
+def _without_recomputed(tokens: Sequence[Token]) -> list[Token]:
+    """Return an outline without the calls inside backward passes: the recomputation of activation checkpointing."""
+    outer_tokens, depth = [], 0
+    for token in tokens:
+        if token.kind is Kind.BACKWARD:
+            depth = max(0, depth + (-1 if token.subject else 1))
+        if not depth and (token.kind is not Kind.BACKWARD or token.subject):
+            outer_tokens.append(token)
+    return outer_tokens
 
 
 def _form(token: Token) -> tuple[Any, ...]:

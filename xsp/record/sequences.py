@@ -97,15 +97,18 @@ class Sequence:
         self._calls.append(number)
         self._position += 1
         if SHORTEST <= period <= LONGEST and self._run >= (PASSES - 1) * period - 2:
-            modules = list(self._calls)[-period:]
-            first = min(modules, key=lambda number: self._order.get(number, LONGEST))
-            start = modules.index(first)
-            self._modules = (*modules[start:], *modules[:start])
-            self.is_new = True
-            self._tail = max(0, self._empty_after.get(self._modules[-1], 0) - self._empty_before)
+            self._find(list(self._calls)[-period:])
         elif len(self._last) > LONGEST:
             self._last.clear()
             self._order.clear()
+
+    def _find(self, modules: list[int]) -> None:
+        """Make modules the sequence, beginning with the one that the program called first of all."""
+        first = min(modules, key=lambda number: self._order.get(number, LONGEST))
+        start = modules.index(first)
+        self._modules = (*modules[start:], *modules[:start])
+        self.is_new = True
+        self._tail = max(0, self._empty_after.get(self._modules[-1], 0) - self._empty_before)
 
     def may_begin(self, module: Any) -> bool:
         """Return whether a call would begin a pass through the sequence."""

@@ -126,12 +126,7 @@ class Storing:
             return 0
         self._steps.schedule.is_storing = False
         try:
-            is_stored = sent.number is not None and self.writer.is_stored(sent.number)
-            if not is_stored:  # if necessary without the rows of collectors that gave wrong types
-                valid_rows = self._steps.collecting.drop_invalid_rows(sent.rows)
-                is_stored = len(valid_rows) < len(sent.rows) and self.writer.store(sent.step, valid_rows, *sent[3:])
-            if not is_stored:  # the step is lost, but its row in the loop is kept
-                self.writer.add_to_loop(sent.loop_rows, sent.offset_ns)
+            is_stored = self._is_stored(sent)
         except BaseException:  # usually an interrupt meant for the program
             self.lost += 1
             raise
@@ -141,3 +136,13 @@ class Storing:
         if counts_cost:
             self._steps.account.spend(wait_ns)
         return wait_ns
+
+    def _is_stored(self, sent: SentStep) -> bool:
+        """Return whether a step is on the disk, if necessary without the rows of collectors that gave wrong types."""
+        if sent.number is not None and self.writer.is_stored(sent.number):
+            return True
+        valid_rows = self._steps.collecting.drop_invalid_rows(sent.rows)
+        if len(valid_rows) < len(sent.rows) and self.writer.store(sent.step, valid_rows, *sent[3:]):
+            return True
+        self.writer.add_to_loop(sent.loop_rows, sent.offset_ns)  # the step is lost, but its row in the loop is kept
+        return False
