@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from xsp.processes import system_text
 from xsp_collectors import kinetouse
 
 NAME = "xsp"
@@ -59,7 +59,7 @@ class Claim:
     def __init__(self, cupti: Any, callback: Callable[..., None] | None = None) -> None:
         """Prepare a claim; CUPTI calls `callback` if the subscription is taken."""
         self._cupti = cupti
-        self._callback = callback or (lambda *_: None)  # a claim needs no callbacks, and none per call are enabled
+        self._callback = callback or _ignore
         self.subscriber: int | None = None
         """Handle of the subscription; None if CUPTI is used beside Kineto's."""
 
@@ -124,8 +124,23 @@ class Claim:
 
 def _only_kineto_can_hold_it() -> bool:
     """Return whether an idle Kineto is the only visible client of CUPTI in this process; the trial decides finally."""
-    is_traced = "TracerPid:\t0\n" not in system_text("/proc/self/status")  # a debugger is attached, or it is unknown
-    if "torch" not in sys.modules or kinetouse.is_used_by_program() or is_traced:
+    if "torch" not in sys.modules or kinetouse.is_used_by_program() or _is_traced():
         return False
-    mappings = system_text("/proc/self/maps").lower()
+    try:
+        mappings = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").lower()
+    except OSError:
+        return False
     return not any(name in mappings for name in _CLIENTS)
+
+
+def _is_traced() -> bool:
+    """Return whether a debugger is attached to this process."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return "TracerPid:\t0\n" not in status
+
+
+def _ignore(*args: object) -> None:
+    """Ignore callbacks: the subscription is only a claim, and no callbacks per call are enabled."""

@@ -187,24 +187,7 @@ class CuptiActivities(DeviceCollector):
         with _without_collections():
             placement = self._placement()
         self._counts[graphs.UNSEEN_CAPTURES] += placement.unknown_count
-        counts, records = self._counts, self._records
-        counts["records that could not be read"] += records.unreadable
-        counts["records of another client of CUPTI"] += records.unrequested
-        counts["nodes of CUDA graphs whose layer is unknown"] += self._captures.unreadable
-        self._captures.unreadable = 0
-        records.unreadable = records.unrequested = 0
-        counts["ends of NVTX ranges that began before the step"] += self._ranges.unmatched_ends
-        counts["NVTX markers without a time from CUPTI"] += self._ranges.untimed_markers
-        self._ranges.unmatched_ends = self._ranges.untimed_markers = 0
-        counts["threads that could not be identified: their calls are on no thread"] += self._threads.unknown_count
-        self._threads.unknown_count = 0
-        if self._recording is not None:
-            dropped_count = self._recording.dropped_count()
-            counts["records that CUPTI dropped because no buffer was free"] += dropped_count or 0
-            if dropped_count is None:
-                self._notes.add("CUPTI did not report for every step how many records it dropped")
-            if self._recording.refused_kinds:
-                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused_kinds)} here")
+        self._count_losses()
         if self._recording is None and self._is_open and not self._is_refused and _cuda_is_in_use():
             self._take_cupti()
         return placement.spans
@@ -265,6 +248,26 @@ class CuptiActivities(DeviceCollector):
                 if self._threads(number) == thread:
                     is_own |= outside & (api_calls["thread_id"] == number)
         return api_calls["correlation_id"][is_own]
+
+    def _count_losses(self) -> None:
+        counts, records = self._counts, self._records
+        counts["records that could not be read"] += records.unreadable
+        counts["records of another client of CUPTI"] += records.unrequested
+        counts["nodes of CUDA graphs whose layer is unknown"] += self._captures.unreadable
+        self._captures.unreadable = 0
+        records.unreadable = records.unrequested = 0
+        counts["ends of NVTX ranges that began before the step"] += self._ranges.unmatched_ends
+        counts["NVTX markers without a time from CUPTI"] += self._ranges.untimed_markers
+        self._ranges.unmatched_ends = self._ranges.untimed_markers = 0
+        counts["threads that could not be identified: their calls are on no thread"] += self._threads.unknown_count
+        self._threads.unknown_count = 0
+        if self._recording is not None:
+            dropped_count = self._recording.dropped_count()
+            counts["records that CUPTI dropped because no buffer was free"] += dropped_count or 0
+            if dropped_count is None:
+                self._notes.add("CUPTI did not report for every step how many records it dropped")
+            if self._recording.refused_kinds:
+                self._notes.add(f"CUPTI does not record {', '.join(self._recording.refused_kinds)} here")
 
     # --- CUPTI ----------------------------------------------------------------------------------------
 

@@ -44,23 +44,7 @@ def run(cupti: Any, clock: HostClock, records: Records, work: Callable[[], objec
     if reason is not None:
         return TrialOutcome(reason)
     try:
-        # record work that launches a kernel, with Kineto on, and check the records
-        recording = Recording(cupti, records, clock)
-        with kinetouse.host_only():
-            recording.begin(DEVICE_KINDS)
-            try:
-                error_ns = clock_error_ns(cupti)
-                before = time.time_ns()
-                (work or _small_kernel)()
-            finally:
-                after = time.time_ns()
-                recording.end()
-                recording.restore_thread_ids()
-        batch = records.take()
-        if error_ns > CLOCK_BOUND_NS:
-            reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
-            return TrialOutcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
-        return TrialOutcome(_fault(batch, before, after), error_ns)
+        return _record(cupti, clock, records, work or _small_kernel)
     except Exception as error:
         return TrialOutcome(f"CUPTI does not record here: {type(error).__name__}: {error}")
     finally:
@@ -83,6 +67,26 @@ def clock_error_ns(cupti: Any, readings: int = 9) -> int:
         best = bracket if best is None else min(best, bracket)
     assert best is not None
     return best[1]
+
+
+def _record(cupti: Any, clock: HostClock, records: Records, work: Callable[[], object]) -> TrialOutcome:
+    """Record work that launches a kernel, with Kineto on, and check the records."""
+    recording = Recording(cupti, records, clock)
+    with kinetouse.host_only():
+        recording.begin(DEVICE_KINDS)
+        try:
+            error_ns = clock_error_ns(cupti)
+            before = time.time_ns()
+            work()
+        finally:
+            after = time.time_ns()
+            recording.end()
+            recording.restore_thread_ids()
+    batch = records.take()
+    if error_ns > CLOCK_BOUND_NS:
+        reason = f"CUPTI's clock is {error_ns / 1000:.0f} µs off the host's, more than {CLOCK_BOUND_NS // 1000} µs"
+        return TrialOutcome(f"{reason}: take device work from torch.profiler with --kernels kineto", error_ns)
+    return TrialOutcome(_fault(batch, before, after), error_ns)
 
 
 def _fault(batch: Batch, before: int, after: int) -> str | None:

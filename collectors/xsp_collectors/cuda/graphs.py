@@ -70,23 +70,29 @@ class Captures:
         """Handle CUPTI's report that a node was made or copied. Called by CUPTI, within the call that made it."""
         try:
             if int(number) in (self._created_id, self._cloned_id):
-                cupti = self._cupti
-                resource = data if hasattr(data, "resource_descriptor") else cupti.ResourceData.from_ptr(int(data))
-                graph = cupti.GraphData.from_ptr(int(resource.resource_descriptor))
-                node = cupti.get_graph_node_id(int(graph.node))
-                if int(number) == self._created_id:
-                    modules = _running_modules(sys._getframe())
-                    self._paths[node] = tuple(self._layer(module, modules[0]) for module in modules)
-                else:
-                    original = self._paths.get(cupti.get_graph_node_id(int(graph.original_node)))
-                    if original is not None:
-                        self._paths[node] = original
+                self._add_node(int(number), data)
         except Exception:
             self.unreadable += 1
 
     def path_of(self, node: int) -> Path | None:
         """Return the modules that were running when a node was made; None if that was not seen."""
         return self._paths.get(node)
+
+    def _add_node(self, number: int, data: Any) -> None:
+        cupti = self._cupti
+        resource = data if hasattr(data, "resource_descriptor") else cupti.ResourceData.from_ptr(int(data))
+        graph = cupti.GraphData.from_ptr(int(resource.resource_descriptor))
+        node = cupti.get_graph_node_id(int(graph.node))
+        if number == self._created_id:
+            self._paths[node] = self._path(sys._getframe())
+        else:
+            original = self._paths.get(cupti.get_graph_node_id(int(graph.original_node)))
+            if original is not None:
+                self._paths[node] = original
+
+    def _path(self, frame: FrameType) -> Path:
+        modules = _running_modules(frame)
+        return tuple(self._layer(module, modules[0]) for module in modules)
 
     def _layer(self, module: Any, outermost: Any) -> LayerCall:
         names = self._names.get(outermost)

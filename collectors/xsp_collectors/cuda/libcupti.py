@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from xsp.processes import system_text
-
 Version = tuple[int, ...]
 
 _LIBRARY = "libcupti.so"
@@ -97,7 +95,10 @@ def format_version(version: Version | None) -> str:
 
 
 def _mapped_library() -> Path | None:
-    lines = system_text("/proc/self/maps").splitlines()
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
     paths = (line.split(maxsplit=5)[-1] for line in lines if _LIBRARY in line)
     return next((Path(path) for path in paths if Path(path).name.startswith(_LIBRARY)), None)
 

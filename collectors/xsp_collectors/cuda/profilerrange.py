@@ -90,9 +90,8 @@ class ModuleRanges:
     def push(self, module: nn.Module) -> None:
         """Open the range of a call."""
         depth = getattr(self._threads, "depth", 0)
-        if not depth and id(module) not in self._names:  # the layers of the timed steps have the same names
-            for inner_name, inner in module.named_modules():
-                self._names.setdefault(id(inner), inner_name or type(inner).__name__)
+        if not depth:
+            self._name_modules(module)
         self._threads.depth = depth + 1
         name = self._names.get(id(module), type(module).__name__)
         ordinal = self._calls[name]
@@ -103,6 +102,12 @@ class ModuleRanges:
         """Close the range of the innermost open call."""
         torch.cuda.nvtx.range_pop()
         self._threads.depth -= 1
+
+    def _name_modules(self, root: nn.Module) -> None:
+        """Name the modules inside an outermost one, as the layers of the timed steps are named."""
+        if id(root) not in self._names:
+            for name, module in root.named_modules():
+                self._names.setdefault(id(module), name or type(module).__name__)
 
 
 def layer_range(ordinal: int, name: str) -> str:

@@ -222,11 +222,7 @@ class RecordBuffers:
         self._contents: deque[_Content] = deque()
         self._free: list[int] = []
         self._lent: set[int] = set()
-        # the C library: its memory, unlike that of an array, is not freed when Python ends before CUPTI
-        c_library = ctypes.CDLL(None)
-        c_library.malloc.restype, c_library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        c_library.free.restype, c_library.free.argtypes = None, [ctypes.c_void_p]
-        self._c = c_library
+        self._c = _c_library()
         self.on_request, self.on_complete = _Request(self._request), _Complete(self._complete)
         for function in (self.on_request, self.on_complete):  # CUPTI may call them until the process has ended
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
@@ -404,3 +400,11 @@ def _stride(library: Any, kind: int) -> int | None:
             return None
     stride = (record.value or 0) - ctypes.addressof(buffer)
     return stride if stride > 0 and stride % 8 == 0 else None
+
+
+def _c_library() -> Any:
+    """Return the C library: its memory, unlike that of an array, is not freed when Python ends before CUPTI."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    return library

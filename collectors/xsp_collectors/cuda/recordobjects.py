@@ -104,7 +104,7 @@ def _reader(record: Any, kind: int, texts: Texts) -> Reader | None:
         return _unpacking_reader(record._data.dtype, field_paths, texts)
     if all(_has_field(record, path) for path in field_paths):
         return operator.attrgetter(*field_paths)
-    readers = [operator.attrgetter(path) if _has_field(record, path) else lambda _: None for path in field_paths]
+    readers = [operator.attrgetter(path) if _has_field(record, path) else _missing_field for path in field_paths]
     return lambda record: tuple(read_fields(record) for read_fields in readers)
 
 
@@ -161,3 +161,7 @@ def _has_field(record: Any, path: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def _missing_field(record: Any) -> None:
+    """Return None, the value of a field that this version does not have."""
