@@ -53,6 +53,22 @@ def test_steps_that_all_differ_do_not_fill_the_memory() -> None:
     assert kinds.all[-1].name == OTHER
 
 
+@pytest.mark.parametrize("count", [1, 5, 17, 18, 400])
+def test_equal_steps_are_counted_together_as_one_by_one(count: int) -> None:
+    usual, rare, (one_by_one, together) = (call(1, 4),), (call(2, 4),), (Kinds(), Kinds())
+    for kinds in (one_by_one, together):
+        for words in [usual, rare] * 9:
+            kinds.count_step(words)
+    for _ in range(count):
+        one_by_one.count_step(usual)
+    together.count_equal_steps(usual, count)
+    for words in [rare, usual, rare]:
+        assert one_by_one.expected_kind() == together.expected_kind()
+        for kinds in (one_by_one, together):
+            kinds.count_step(words)
+    assert [kind.step_count for kind in together.all] == [kind.step_count for kind in one_by_one.all]
+
+
 def test_two_modules_of_one_class_are_two_kinds_and_named_so() -> None:
     assert named([call(1, 4)], [call(2, 4)]) == ["Net 4", "Net(2) 4"]
 

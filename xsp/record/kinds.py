@@ -180,6 +180,14 @@ class Kinds:
             return Classification(kind, kind.batch)
         return entry
 
+    def count_equal_steps(self, words: tuple[tuple[Any, ...], ...], count: int) -> StepKind:
+        """Count consecutive steps of one outline, at least one, as `count_step` does each, and return their kind."""
+        remembered = LATEST_SUCCESSORS + max(CONTEXTS)  # what came before them leaves no trace
+        for _ in range(min(count, remembered)):
+            kind = self.count_step(words).kind
+        kind.step_count += max(0, count - remembered)
+        return kind
+
     def _classify(self, words: tuple[tuple[Any, ...], ...]) -> Classification:
         outline = _without_recomputed([Token(*word) for word in words])
         tokens = [token for token in outline if token.kind is not Kind.OPTIMIZER or token.subject]

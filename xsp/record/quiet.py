@@ -369,31 +369,47 @@ class Quiet:
         steps.threads.go_on(thread, last_ns)
 
     def _passed(self, are_begins_known: bool) -> list[Passed]:
-        """Return the steps of the stretch, and count them in their kinds."""
-        if self.by_mark or self.is_gapless:
-            share = 0.0
+        """Return the steps of the stretch, and count them in their kinds; means where that takes no look at each."""
+        kinds, ends, share = self._steps.kinds, self._ends, 0.0
+        if not are_begins_known and self._gap_shares:
+            share = percentile(list(self._gap_shares), 0.5)
+        count, (last_ns, *_, words, times) = len(ends), ends[-1]
+        is_short = times is None and last_ns - self._began_ns < SHORT_NS * count
+        if is_short and count >= FEWEST_STEPS and all(each[3] == words for each in ends):
+            kind = kinds.count_equal_steps(words, count)
+            bounds = _bounds(count, last_ns - self._began_ns)
+            return [self._mean_of(first, end, kind, are_begins_known, share) for first, end in pairwise(bounds)]
+        return [
+            self._mean_of(place, place + 1, kinds.count_step(each[3]).kind, are_begins_known, share)
+            for place, each in enumerate(ends)
+        ]
+
+    def _mean_of(self, first: int, end: int, kind: StepKind, is_begin_known: bool, gap_share: float) -> Passed:
+        """Return the mean of steps of the stretch that are of a kind, those at `first` to before `end`.
+
+        Args:
+            first: place of the first one.
+            end: place after the last one.
+            kind: their kind.
+            is_begin_known: whether a call showed when each began.
+            gap_share: else, the usual share of an iteration that lies between steps.
+        """
+        count = end - first
+        last_ns, last_waited_ns, last_between_ns, *_ = self._ends[first - 1] if first else (self._began_ns, 0, 0)
+        end_ns, waited_ns, between_ns, _, times = self._ends[end - 1]
+        iteration_ns, data_ns = end_ns - last_ns, waited_ns - last_waited_ns
+        if is_begin_known:
+            before_ns = between_ns - last_between_ns
         else:
-            share = percentile(list(self._gap_shares), 0.5) if self._gap_shares else 0.0
-        kinds, number = self._steps.kinds, self._steps.step_count
-        passed, last = [], (self._began_ns, 0, 0)
-        for end_ns, waited_ns, between_ns, words, times in self._ends:
-            kind = kinds.count_step(words).kind
-            iteration_ns, data_ns = end_ns - last[0], waited_ns - last[1]
-            if are_begins_known:
-                before_ns = between_ns - last[2]
-            elif self.by_mark or self.is_gapless:
-                before_ns = 0
-            else:
-                before_ns = max(round(share * iteration_ns), data_ns)
-            before_ns = min(max(0, before_ns), iteration_ns)
-            samples = self._samples if kind.number == self._kind else kind.batch.size
-            passed.append(Passed(
-                number, 1, kind.number, last[0] + before_ns, iteration_ns - before_ns, before_ns, data_ns,
-                UNKNOWN if samples is None else samples, phases.of_step(times, last[0] + before_ns, end_ns),
-            ))  # fmt: skip
-            last = end_ns, waited_ns, between_ns
-            number += 1
-        return passed
+            before_ns = 0 if self.leaves_no_gap else max(round(gap_share * iteration_ns), data_ns)
+        before_ns = min(max(0, before_ns), iteration_ns)
+        start_ns = last_ns + before_ns // count
+        samples = self._samples if kind.number == self._kind else kind.batch.size
+        return Passed(
+            self._steps.step_count + first, count, kind.number, start_ns, (iteration_ns - before_ns) // count,
+            before_ns // count, data_ns // count, UNKNOWN if samples is None else samples,
+            phases.of_step(times, start_ns, end_ns),
+        )  # fmt: skip
 
     def _are_begins_known(self, count: int) -> bool:
         """Return whether a call showed when each step of the stretch began."""
@@ -421,15 +437,24 @@ def rows_of(passed: Sequence[Passed]) -> Iterator[Passed]:
     for _, group in groupby(passed, key=lambda step: (step.kind, step.samples)):
         steps = list(group)
         total_ns = sum(step.dur_ns for step in steps)
-        per_row = max(FEWEST_STEPS, round(ROW_NS * len(steps) / max(1, total_ns)))
-        if len(steps) < FEWEST_STEPS or total_ns >= SHORT_NS * len(steps):
+        are_means = any(step.steps > 1 for step in steps)
+        if are_means or len(steps) < FEWEST_STEPS or total_ns >= SHORT_NS * len(steps):
             yield from steps
             continue
-        # a rest that is too short for a row of its own is part of the last one
-        rows = max(1, len(steps) // per_row)
-        bounds = [round(len(steps) * place / rows) for place in range(rows + 1)]
-        for first, end in pairwise(bounds):
+        for first, end in pairwise(_bounds(len(steps), total_ns)):
             yield _mean(steps[first:end])
+
+
+def _bounds(steps: int, total_ns: int) -> list[int]:
+    """Return where rows of short steps begin, and the number of steps; a rest too short for a row is part of the last.
+
+    Args:
+        steps: number of steps.
+        total_ns: their time.
+    """
+    per_row = max(FEWEST_STEPS, round(ROW_NS * steps / max(1, total_ns)))
+    rows = max(1, steps // per_row)
+    return [round(steps * place / rows) for place in range(rows + 1)]
 
 
 def _mean(steps: Sequence[Passed]) -> Passed:
