@@ -29,24 +29,29 @@ MOST_HELD = 20_000
 opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
 
 
-def connect() -> duckdb.DuckDBPyConnection:
-    """Return a private in-memory engine that reads files, but loads no extensions and uses no network."""
-    con = duckdb.connect(
-        config={
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "allow_unsigned_extensions": "false",
-        }
-    )
+def connect(threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """Return a private in-memory engine that reads files, but loads no extensions and uses no network.
+
+    Args:
+        threads: number of its threads; default: one for each core of the machine.
+    """
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_unsigned_extensions": "false",
+    }
+    if threads is not None:
+        config["threads"] = threads
+    con = duckdb.connect(config=config)
     # under `python -c` it is on, and draws on the measured program's stderr; Jupyter without widgets cannot set it
     if con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
         con.execute("SET enable_progress_bar = false")
     return con
 
 
-def connect_spilling(folder: Path, memory: str) -> duckdb.DuckDBPyConnection:
+def connect_spilling(folder: Path, memory: str, threads: int | None = None) -> duckdb.DuckDBPyConnection:
     """Return an engine as `connect` does, which spills to a folder beyond this much memory (`1GB`)."""
-    con = connect()
+    con = connect(threads)
     con.execute(f"SET memory_limit = '{memory}'; SET temp_directory = {path_literal(folder / 'spill')}")
     return con
 
@@ -131,8 +136,7 @@ def insert(
 
 def connect_storing() -> duckdb.DuckDBPyConnection:
     """Return an engine for `write_columns`, like `connect`: it has one thread, and reads arrays of objects as text."""
-    con = connect()
-    con.execute("SET threads = 1")
+    con = connect(1)
     con.execute("SET pandas_analyze_sample = 0")
     return con
 

@@ -49,10 +49,9 @@ class Job(NamedTuple):
 
 def connect(folder: Path) -> duckdb.DuckDBPyConnection:
     """Return an engine that keeps its tables in a file, so that memory does not grow with them."""
-    con = table.connect_spilling(folder, MEMORY)
+    con = table.connect_spilling(folder, MEMORY, threads=2)
     con.execute(f"ATTACH {table.path_literal(folder / 'arrived.duckdb')} AS arrived")
     con.execute("USE arrived")
-    con.execute("SET threads = 2")
     return con
 
 

@@ -188,8 +188,7 @@ class _Sender:
         from xsp.otlp.send import Exporter
 
         self._resource = resource
-        self._con = table.connect()
-        self._con.execute("SET threads = 1")
+        self._con = table.connect(1)
         self._exporter = Exporter(endpoint(target), PATIENCE_S)
 
     def __call__(self, spans: Iterable[Span]) -> tuple[int, str | None]:

@@ -147,9 +147,7 @@ class Delivery:
         """Segments whose chosen steps were delivered."""
 
         self._spill = atomic.temporary_folder()
-        self._con = table.connect_spilling(Path(self._spill.name), MEMORY)
-        if threads is not None:
-            self._con.execute(f"SET threads = {threads}")
+        self._con = table.connect_spilling(Path(self._spill.name), MEMORY, threads)
 
     def close(self) -> None:
         """Close the table engine, and remove its temporary files."""

@@ -151,8 +151,7 @@ class RunDirectory:
         """
         small = [file for file in (self.path / rundir.INBOX).glob("[0-9]*.parquet") if _size(file) < SMALL_FILE]
         merged = self.path / rundir.INBOX / ".whole.staged"
-        with contextlib.suppress(duckdb.Error, OSError), table.connect() as con:
-            con.execute("SET threads = 1")
+        with contextlib.suppress(duckdb.Error, OSError), table.connect(1) as con:
             con.execute(f"CREATE TEMP VIEW staged AS SELECT {_NAMES} FROM {table.parquet(small)}")
             table.write_parquet(con, "staged", merged)
             with self.lock:

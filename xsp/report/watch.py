@@ -67,8 +67,7 @@ def _count(value: object) -> int | None:
 
 def _read_steps(figures: WatchFigures, segments: list[Path]) -> None:
     """Fill in the figures of the last steps; an existing segment is always complete."""
-    con = table.connect()
-    con.execute("SET threads = 1")  # the run needs the others
+    con = table.connect(1)  # the run needs the others
     try:
         con.execute(f"CREATE VIEW spans AS SELECT * FROM {table.parquet(segments, same_columns=True)}")
         rows = con.execute(

@@ -171,8 +171,7 @@ class Sampler:
 def write(path: Path, rows: Iterable[Sample]) -> None:
     """Write samples to a file atomically."""
     path.parent.mkdir(exist_ok=True)
-    con = table.connect()
-    con.execute("SET threads = 1")
+    con = table.connect(1)
     table.create(con, "portion", SAMPLE_COLUMNS)
     table.insert(con, "portion", rows, SAMPLE_COLUMNS)
     table.write_parquet(con, "portion", path)
