@@ -18,7 +18,7 @@ from xsp.account import entries as names
 from xsp.account.between import of_slow_gaps, place_of
 from xsp.account.entries import Course, Entry, FirstIterations, Growth, SlowIterations
 from xsp.schema import Kind, Level
-from xsp.store.iterations import UNDISTURBED, WARM_UP_STEPS
+from xsp.store.iterations import WARM_UP_STEPS
 from xsp.store.loop import BARE
 from xsp.store.strata import StratifiedTime, period_of, strata
 from xsp.store.trace import Trace
@@ -301,7 +301,7 @@ def _unrecorded_ns(trace: Trace, rank: int, kind: int | None) -> tuple[Sequence[
     """
     columns = trace.con.execute(
         f"""
-        WITH {UNDISTURBED} SELECT dur_ns, coalesce(data_ns, 0) AS data_ns, coalesce(before_ns, 0) AS before_ns,
+        SELECT dur_ns, coalesce(data_ns, 0) AS data_ns, coalesce(before_ns, 0) AS before_ns,
                coalesce(forward_ns, 0) AS forward, coalesce(backward_ns, 0) AS backward,
                coalesce(optimizer_ns, 0) AS optimizer
         FROM undisturbed WHERE rank = ? AND kind IS NOT DISTINCT FROM ? AND step >= {WARM_UP_STEPS} ORDER BY step

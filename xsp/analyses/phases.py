@@ -16,7 +16,7 @@ from xsp.account.windows import windows
 from xsp.analyses.contract import Table, analysis, values
 from xsp.schema import Kind, Level
 from xsp.store.figures import own_rung
-from xsp.store.iterations import IS_ALIKE, UNDISTURBED
+from xsp.store.iterations import IS_ALIKE
 from xsp.store.trace import Trace
 
 FORWARD, BACKWARD, OPTIMIZER, DATA = names.FORWARD, names.BACKWARD, names.OPTIMIZER, names.DATA
@@ -142,7 +142,7 @@ def _parts_of_loop(trace: Trace) -> list[_Part]:
     timed = ", ".join(f"sum(u.steps * {column}) {own} / sum(u.steps) {own} / 1e6" for column in columns)
     rows = trace.con.execute(
         f"""
-        WITH {UNDISTURBED}, cut AS (
+        WITH cut AS (
             -- by steps, of which a row may have many: a row belongs to the part of its middle
             SELECT step, steps, start_ns,
                    floor({PARTS} * (sum(steps) OVER (ORDER BY step) - steps / 2) / sum(steps) OVER ()) AS part

@@ -13,7 +13,6 @@ from xsp import stats
 from xsp.schema import Kind, Level
 from xsp.store.devicework import prepare
 from xsp.store.figures import own_rung
-from xsp.store.iterations import NEARNESS
 from xsp.store.trace import Trace
 from xsp.store.views import LAYERS, NS, library_calls
 
@@ -75,8 +74,7 @@ def steps(trace: Trace) -> RunSteps:
         return RunSteps(None, None, recorded)
     bare_rows = trace.con.execute(
         f"""
-        WITH {NEARNESS}
-        SELECT dur_ns, before_ns + dur_ns, steps, nearness = 0 FROM nearness
+        SELECT dur_ns, before_ns + dur_ns, steps, nearness = 0 FROM bare_steps
         WHERE nearness <= 1 AND dur_ns IS NOT NULL AND {kind_condition} AND rank = {trace.rank}
         ORDER BY start_ns
         """

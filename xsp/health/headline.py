@@ -13,7 +13,7 @@ from xsp.levels import depth
 from xsp.run import Run
 from xsp.schema import Level
 from xsp.store import coldness, iterations, reference
-from xsp.store.iterations import IS_ALIKE, UNDISTURBED
+from xsp.store.iterations import IS_ALIKE
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 from xsp.texts import ms_text, ns_text
@@ -198,7 +198,7 @@ def _slower_since_recording(trace: Trace) -> Iterator[Finding]:
 def _grows_later(trace: Trace) -> bool:
     """Return whether unrecorded steps still become longer after operators were first recorded: the program's growth."""
     rows = trace.con.execute(
-        f"WITH {UNDISTURBED} SELECT dur_ns FROM undisturbed u WHERE {IS_ALIKE} AND step > (SELECT min(step) FROM loop "
+        f"SELECT dur_ns FROM undisturbed u WHERE {IS_ALIKE} AND step > (SELECT min(step) FROM loop "
         f"WHERE rung >= {int(Level.OP)} AND rank = u.rank) ORDER BY step"
     ).fetchall()
     change = _change([dur_ns for (dur_ns,) in rows]) if len(rows) >= MIN_DRIFT_ROWS else None
@@ -213,11 +213,9 @@ def _drifts(trace: Trace) -> Iterator[Finding]:
     main = account.of(trace).main
     if main is not None and main.devices and (main.limit is None or main.limit.side != "host"):
         return
-    alike_steps = f"WITH {UNDISTURBED}, alike_bare AS (SELECT * FROM undisturbed WHERE {IS_ALIKE})"
-    ((count,),) = trace.con.execute(f"{alike_steps} SELECT count(*) FROM alike_bare").fetchall()
-    if count < MIN_DRIFT_ROWS:
+    rows = trace.con.execute(f"SELECT step, dur_ns, steps FROM undisturbed WHERE {IS_ALIKE} ORDER BY step").fetchall()
+    if len(rows) < MIN_DRIFT_ROWS:
         return
-    rows = trace.con.execute(f"{alike_steps} SELECT step, dur_ns, steps FROM alike_bare ORDER BY step").fetchall()
     steps, durations, counts = zip(*rows, strict=True)
     change = _change(durations)
     if change is None:

@@ -18,7 +18,6 @@ from xsp.analyses.loop import kinds_of
 from xsp.errors import UsageError
 from xsp.ingest import load as runs
 from xsp.ingest.ranks import Subject
-from xsp.store.iterations import UNDISTURBED
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
 from xsp.texts import counted
@@ -97,7 +96,6 @@ def _prepare(trace: Trace) -> bool:
     trace.create_temp_table(
         "loop_rows",
         f"""
-        WITH {UNDISTURBED}
         SELECT row_number() OVER (ORDER BY start_ns, step) - 1 AS number, step, steps,
                coalesce(kind, {_NO_KIND}) AS kind, rung > {BARE} AS recorded, most, status,
                (start_ns - min(start_ns) OVER ()) / 1e9 AS at_s, dur_ns / 1e6 AS ms,

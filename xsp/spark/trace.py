@@ -19,6 +19,7 @@ from xsp.rundir import LOOP_FILE, MERGED_FILE, RUN_FILE, STEPS, job_of_ranks, pa
 from xsp.schema import COLUMNS, LOOP_COLUMNS, MERGED_COLUMNS, SAMPLE_COLUMNS, Column
 from xsp.spark import dialect
 from xsp.spark.session import reason_of
+from xsp.store import iterations
 from xsp.store.trace import Rung, Trace
 
 TYPES = {"tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT", "double": "DOUBLE",
@@ -30,6 +31,9 @@ RUNG_TABLES = {"alike", "alike_spans"}
 """Tables that `xsp.store.merge` derives from the steps of a run, in addition to its spans."""
 
 NO_RUNGS = "this compares the level sets of a run, which Spark does not do; omit --engine"
+
+LOOP_TABLES = {"loop", "bare_steps", "undisturbed"}
+"""Tables of the program's loop."""
 
 NO_LOOP = "this asks the program's loop, which Spark does not read; omit --engine"
 
@@ -61,6 +65,7 @@ class SparkTrace(Trace):
         self._create_view("samples", f"{part}/samples/*.parquet", SAMPLE_COLUMNS, optional=True)
         if not self._exists(f"{part}/{LOOP_FILE}"):
             table.create(cast(Any, self.con), "loop", LOOP_COLUMNS)
+            iterations.create_tables(cast(Any, self.con))
 
     @property
     def name(self) -> str:
@@ -183,7 +188,7 @@ class Queries:
     def _run_query(self, tree: Any, params: Sequence[Any] | None) -> Any:
         if dialect.tables(tree) & RUNG_TABLES:
             raise AnalysisError(NO_RUNGS)
-        if "loop" in dialect.tables(tree) - self._local_tables:
+        if LOOP_TABLES & (dialect.tables(tree) - self._local_tables):
             raise AnalysisError(NO_LOOP)
         for name in dialect.tables(tree) & self._local_tables:
             self._copy_to_spark(name)

@@ -159,7 +159,6 @@ def disturbed_steps(con: duckdb.DuckDBPyConnection) -> list[BareStep]:
         return []
     rows = con.execute(
         f"""
-        WITH {UNDISTURBED}
         SELECT step, dur_ns, samples, steps FROM undisturbed
         WHERE {IS_ALIKE} AND NOT EXISTS (SELECT 1 FROM spans WHERE device IS NOT NULL) ORDER BY step
         """
@@ -309,31 +308,40 @@ def nearby_medians(bare: Sequence[BareStep], recorded: Sequence[tuple[int, float
     return medians
 
 
-NEARNESS = f"""
-    nearness AS (
+def create_tables(con: duckdb.DuckDBPyConnection) -> None:
+    """Make the tables of the steps of `loop` that ran bare, for the figures that come from them.
+
+    `bare_steps` has all of them, with the rung of the step before each (`last_rung`) and the degree to which profiling
+    may have disturbed it (`nearness`): 0 if it was steady, 1 if the step before it ran bare too and nothing was stored
+    meanwhile, else 2. `undisturbed` has those of each rank and kind that profiling disturbed least: the steady ones if
+    there are `MIN_ROWS`, else those that follow a bare step, else all; `most` is 0, 1 or 2 accordingly. Both have the
+    nanoseconds from the end of the step before to the end of this one (`iteration_ns`).
+
+    Args:
+        con: holds `loop`.
+    """
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE bare_steps AS
         WITH followed AS (
             SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop
         )
-        SELECT *, CASE WHEN steady THEN 0 WHEN steady IS NOT NULL AND last_rung = {BARE} THEN 1 ELSE 2 END AS nearness
+        SELECT *, CASE WHEN steady THEN 0 WHEN steady IS NOT NULL AND last_rung = {BARE} THEN 1 ELSE 2 END AS nearness,
+               dur_ns + coalesce(before_ns, 0) AS iteration_ns
         FROM followed WHERE rung = {BARE} AND status = 'ok'
+        """
     )
-"""
-"""The bare steps, as SQL for a WITH clause, each with the degree to which profiling may have disturbed it: 0 if it was
-steady, 1 if the step before it ran bare too and nothing was stored meanwhile, else 2."""
-
-UNDISTURBED = f"""
-    undisturbed AS (
-        WITH {NEARNESS}, counted AS (
+    con.execute(
+        f"""
+        CREATE OR REPLACE TABLE undisturbed AS
+        WITH counted AS (
             SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {MIN_ROWS} THEN 0
                                     WHEN count(*) FILTER (nearness <= 1) >= {MIN_ROWS} THEN 1 ELSE 2 END AS most
-            FROM nearness GROUP BY rank, kind
+            FROM bare_steps GROUP BY rank, kind
         )
-        SELECT nearness.*, most, dur_ns + coalesce(before_ns, 0) AS iteration_ns
-        FROM nearness JOIN counted USING (rank, kind) WHERE nearness <= most
+        SELECT bare_steps.*, most FROM bare_steps JOIN counted USING (rank, kind) WHERE nearness <= most
+        """
     )
-"""
-"""The bare steps of each rank and kind that profiling disturbed least, as SQL for a WITH clause: the steady ones if
-there are `MIN_ROWS`, else those that follow a bare step, else all. `most` is 0, 1 or 2 accordingly."""
 
 
 class PhaseShare(NamedTuple):
@@ -371,7 +379,7 @@ class Iteration(NamedTuple):
     """Samples in a step."""
 
     disturbed: int
-    """Degree to which profiling may have disturbed the steps: 0, 1 or 2, see `UNDISTURBED`."""
+    """Degree to which profiling may have disturbed the steps: 0, 1 or 2, see `create_tables`."""
 
     faults: float | None = None
     """Page faults in an iteration; None if they were not counted."""
@@ -485,10 +493,10 @@ def _iterations(con: duckdb.DuckDBPyConnection, run: Run, samples: int | None) -
     of_size = "true" if samples is None else f"samples = {int(samples)}"
     cursor = con.execute(
         f"""
-        WITH {UNDISTURBED}, {NEARNESS}, candidates AS (
+        WITH candidates AS (
             SELECT *, false AS are_all FROM undisturbed
             UNION ALL
-            SELECT *, 2 AS most, dur_ns + coalesce(before_ns, 0) AS iteration_ns, true FROM nearness
+            SELECT *, 2 AS most, true FROM bare_steps
             WHERE step >= {WARM_UP_STEPS}
             -- the step after a recorded one is traced by line, unless steps are short: see `xsp.record.between`
             QUALIFY last_rung = {BARE} OR median(dur_ns) OVER (PARTITION BY rank, kind) < {SHORT_NS}

@@ -14,7 +14,7 @@ import duckdb
 from xsp import stats
 from xsp.schema import Level
 from xsp.store import devicetime
-from xsp.store.iterations import IS_ALIKE, MIN_ROWS, UNDISTURBED, WARM_UP_STEPS
+from xsp.store.iterations import IS_ALIKE, MIN_ROWS, WARM_UP_STEPS
 
 LATER_ROWS = 40
 """Number of rows after the first recording that are compared with the reference: few, so that a drift counts little."""
@@ -45,7 +45,7 @@ def change(con: duckdb.DuckDBPyConnection) -> ReferenceSlowdown | None:
         return None
     rows = con.execute(
         f"""
-        WITH {UNDISTURBED}, first AS (
+        WITH first AS (
             SELECT rank, min(step) AS step FROM loop WHERE rung >= {int(Level.OP)} GROUP BY rank
         ), earlier AS (
             SELECT *, lag(rung) OVER (PARTITION BY rank ORDER BY step) AS last_rung FROM loop

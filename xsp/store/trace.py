@@ -14,6 +14,7 @@ from xsp import stats, table
 from xsp.run import Run
 from xsp.schema import COLUMNS, LOOP_COLUMNS, SAMPLE_COLUMNS, Level
 from xsp.serving import COLLECTOR
+from xsp.store import iterations
 from xsp.texts import counted
 
 T = TypeVar("T")
@@ -96,13 +97,14 @@ class Limits(NamedTuple):
 class Trace:
     """Spans in tables for SQL queries, and `run`, the content of `run.json` (see `xsp.run.Run`).
 
-    The engine holds six tables or views. `spans` has every span of every recorded step, and `merged` one step with
+    The engine holds eight tables or views. `spans` has every span of every recorded step, and `merged` one step with
     true times (see `xsp.store.merge`). Both have the columns of `xsp.schema.COLUMNS`; `merged` also has those of
     `xsp.schema.MERGED_COLUMNS`. `loop` has a row for each step that the program ran, recorded or not, with the columns
     of `xsp.schema.LOOP_COLUMNS`; it is empty if the source has no loop. `samples` has the values that were read from
     devices and machine during the run, with the columns of `xsp.schema.SAMPLE_COLUMNS`; it is empty without sampling.
     `before` has the columns of `spans`, and what was recorded in the iterations of recorded steps before these began.
-    `serving` has the columns of `spans`, and the requests and all steps of engines, see `xsp.serving`.
+    `serving` has the columns of `spans`, and the requests and all steps of engines, see `xsp.serving`. `bare_steps` and
+    `undisturbed` have the rows of `loop` that figures come from, see `xsp.store.iterations.create_tables`.
     """
 
     limits: Limits | None = None
@@ -134,6 +136,7 @@ class Trace:
                 table.create(con, name, columns)
         if not table.has_table(con, "serving"):  # of a service, whose spans were received
             con.execute(f"CREATE VIEW serving AS SELECT * FROM spans WHERE collector = '{COLLECTOR}'")
+        iterations.create_tables(con)
 
     def __repr__(self) -> str:
         """Return the text that a notebook shows: name, number of spans and steps, and directory or file."""
