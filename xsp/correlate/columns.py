@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ma
 
 from xsp import table
-from xsp.correlate import figures, parents
+from xsp.correlate import figures, parents, repeats
 from xsp.correlate.arrays import (
     BACKWARD,
     NONE,
@@ -66,7 +66,8 @@ def correlate_table(con: duckdb.DuckDBPyConnection, info: SourceInfo, identity: 
 def _number_steps(con: duckdb.DuckDBPyConnection, info: SourceInfo) -> int | None:
     """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
     window = None
-    if not con.execute(f"SELECT 1 FROM raw_spans WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall():
+    has_steps = bool(con.execute(f"SELECT 1 FROM raw_spans WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall())
+    if not has_steps and not repeats.insert_steps(con, info.losses):
         info.losses.note("it names no steps, and counts as one step")
         ((window,),) = con.execute(
             f"""
