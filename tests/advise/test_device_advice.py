@@ -105,6 +105,20 @@ def test_what_the_host_does_before_the_first_launch_is_named() -> None:
     assert piece.gain.value <= 0.73
 
 
+def test_a_module_that_launches_late_is_no_preparation_of_the_step() -> None:
+    text = """
+        step s                  0-1000
+        module attention        5-990 type=Attention
+        launch cudaLaunchKernel 700-705 correlation_id=1
+        kernel sgemm            710-760 correlation_id=1
+        launch cudaLaunchKernel 900-905 correlation_id=2
+        kernel sgemm            910-960 correlation_id=2
+    """
+    (piece,) = [piece for piece in advice_on(text) if piece.question == "device-idle"]
+    assert "because the host issues its work too late" in piece.what
+    assert piece.gain.value == pytest.approx(0.85, abs=0.05)
+
+
 def launched(text: str) -> str:
     """Return a step in which each kernel of `text` (name start end) is launched early, so that the device limits."""
     lines = [line.split() for line in text.strip().splitlines()]

@@ -346,16 +346,16 @@ def _largest(main: Iterations, entry: Entry) -> str:
     """Return a clause on the largest part of an iteration and its place."""
     total_ms = main.time.ms or 0.0
     if entry.name == names.BETWEEN and main.threads > 1:
-        return f"No thread runs a step in {_of(entry.ms or 0.0, total_ms)} of an iteration{_place(entry)}"
+        return f"No thread runs a step in {_of(entry.ms or 0.0, total_ms)} of {main.subject}{_place(entry)}"
     verbs = {
-        names.BETWEEN: "Most of an iteration passes between steps",
-        names.OUTSIDE: "Most of an iteration passes outside the model and its phases",
+        names.BETWEEN: f"Most of {main.subject} passes between steps",
+        names.OUTSIDE: f"Most of {main.subject} passes outside the model and its phases",
         names.DATA: "The loop waits for data",
     }
     share = (entry.ms or 0.0) / total_ms if total_ms else 0.0
     subject = verbs.get(entry.name) if share >= 0.5 or entry.name == names.DATA else None
     if subject is None:
-        subject = f"The largest part of an iteration is {_THE.get(entry.name, entry.name)}"
+        subject = f"The largest part of {main.subject} is {_THE.get(entry.name, entry.name)}"
     return f"{subject}, {_of(entry.ms or 0.0, total_ms)}{_place(entry)}".replace("steps, ", "steps: ").replace(
         "phases, ", "phases: "
     )

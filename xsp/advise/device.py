@@ -134,7 +134,8 @@ def pieces(answers: Answers, account: Account, known_only: bool = False) -> list
     candidates: list[Piece] = list(_late_rank(account))
     losses = {cause: device.ms(cause) for cause in _ADVICE_BY_CAUSE} if not account.forbids("cause") else {}
     first = device[names.BEFORE_FIRST]
-    if first is not None and losses and first.place is not None and (first.ms or 0.0) >= least_ms:
+    is_apart = first is not None and first.place is not None and not _launches(answers.trace, first)
+    if first is not None and losses and is_apart and (first.ms or 0.0) >= least_ms:
         candidates.append(_before_first(first))
     elif losses:  # late launches like the others of a step
         losses[names.HOST_LATE] += first.ms or 0.0 if first is not None else 0.0
@@ -193,6 +194,19 @@ def _late_rank(account: Account) -> Iterator[Piece]:
         late.late_ms,
         "device",
     )
+
+
+def _launches(trace: Trace, entry: Entry) -> bool:
+    """Return whether the place of an entry launches work itself: the time in it is that of issuing this work late."""
+    rows = trace.con.execute(
+        f"""
+        SELECT 1 FROM spans place JOIN spans launch ON launch.kind = '{Kind.LAUNCH}' AND launch.rank = place.rank
+            AND launch.start_ns BETWEEN place.start_ns AND place.start_ns + place.dur_ns
+        WHERE place.span_id IN (SELECT unnest(?::VARCHAR[])) AND launch.thread IS NOT DISTINCT FROM place.thread LIMIT 1
+        """,
+        [list(entry.spans)],
+    ).fetchall()
+    return bool(rows)
 
 
 def _before_first(entry: Entry) -> Piece:
