@@ -89,6 +89,9 @@ MAX_NESTING = 200
 WINDOW = "window"
 """Name of the step that represents the whole of an imported trace, if it has no steps."""
 
+ANNOTATION = "annotation"
+"""Type of a layer that is a block which the user named, in traces without modules."""
+
 OVERLOAD, DTYPES, STRIDES, SCALARS = "overload", "input_dtypes", "input_strides", "input_scalars"
 PARAMETERS, OUTPUTS = "extra_repr", "output_shapes"
 INPUT_TENSORS, OUTPUT_TENSORS = "input_tensors", "output_tensors"

@@ -53,6 +53,35 @@ def test_the_work_of_a_device_that_limits_is_named() -> None:
     assert sentence_of(text).startswith("The device limits: the device works 800 of 900 µs (89 %), most on gemm")
 
 
+def test_a_device_that_does_next_to_nothing_has_no_power_of_ten_in_its_share() -> None:
+    assert "the device works 20.0 µs of 2.00 s (under 0.01 %)" in sentence_of(
+        "step s 0-2000000\nlaunch cudaLaunchKernel 10-15 correlation_id=1\nkernel sgemm 20-40 correlation_id=1"
+    )
+
+
+QUEUED = """
+    step s                  0-1000
+    module train            1-40 type=annotation
+    launch cudaLaunchKernel 10-15 correlation_id=1
+    kernel sgemm            20-120 correlation_id=1
+    launch cudaLaunchKernel 16-20 correlation_id=2
+    kernel sgemm            800-900 correlation_id=2
+    sync cudaStreamSynchronize 22-960
+"""
+
+
+def test_a_device_that_runs_nothing_while_launched_work_waits_is_not_said_to_limit_by_its_work() -> None:
+    sentence = sentence_of(QUEUED)
+    assert sentence.startswith("Launched work waits, 680 µs of 1.00 ms (68 %), while the device runs nothing")
+    assert sentence.endswith("it works 200 µs of 1.00 ms (20 %), most on gemm, 200 µs (20 %); most in train, 200 µs.")
+
+
+def test_a_module_with_little_of_the_device_s_work_is_not_where_most_of_it_is() -> None:
+    assert "most in" not in sentence_of(
+        QUEUED.replace("train            1-40", "train            1-15").replace("20-120", "20-40")
+    )
+
+
 def test_waiting_for_data_limits_where_it_takes_most() -> None:
     text = """
         data enumerate(DataLoader) 0-610

@@ -15,7 +15,7 @@ from xsp.account.ondevice import Gap
 from xsp.account.onhost import PhaseTimes
 from xsp.account.sweep import coded, covered, union, without
 from xsp.account.windows import IterationWindow, tables
-from xsp.schema import Kind, Level
+from xsp.schema import ANNOTATION, Kind, Level
 from xsp.store import overlap
 from xsp.store.trace import Trace
 
@@ -63,6 +63,8 @@ def with_places(
     for side in account.devices:
         device_gaps = next((each for device, each in gaps if device == side.device), ())
         work = _module_on_device(trace, account.rank, side.device or 0, recorded)
+        if work is not None and work.ms < MIN_PLACE_SHARE * side.ms(names.BUSY):
+            work = None  # most of the device's work is in no module that is known
         idle = {cause: _gap_place(trace, account.rank, recorded, device_gaps, cause) for cause in _HOST_CAUSES}
         devices.append(
             replace(side, entries=tuple(_named(entry, {names.BUSY: work, **idle}) for entry in side.entries))
@@ -79,7 +81,8 @@ def _named(entry: Entry, places: dict[str, _Place | None]) -> Entry:
     place = places.get(entry.name)
     if place is None:
         return entry
-    return replace(entry, place=place.name, place_ms=place.ms, calls=place.calls, spans=place.spans)
+    place_ms = min(place.ms, entry.ms or 0.0)  # kernels of several streams run at the same time
+    return replace(entry, place=place.name, place_ms=place_ms, calls=place.calls, spans=place.spans)
 
 
 # --- host ---------------------------------------------------------------------------------------------------------
@@ -361,17 +364,17 @@ def _line(trace: Trace, rank: int, whole_ms: float) -> _Place | None:
 
 
 def _module_on_device(trace: Trace, rank: int, device: int, recorded: Sequence[IterationWindow]) -> _Place | None:
-    """Return the class of modules, or the module, whose own kernels take most of a device's time."""
+    """Return the class of modules, the module, or the annotation, whose own kernels take most of a device's time."""
     count = len(recorded)
-    is_one_of_several = recorded[0].kind is not None
-    of_kind = f"AND w.step IN ({', '.join(str(window.step) for window in recorded)})" if is_one_of_several else ""
+    steps = [str(window.step) for window in recorded if window.step is not None]
+    of_steps = f"AND w.step IN ({', '.join(steps)})" if len(steps) == count else ""
     rows = trace.con.execute(
         f"""
         WITH work AS (
-            SELECT coalesce(layer.type, layer.name) AS type, layer.name, w.dur_ns, w.span_id
+            SELECT coalesce(nullif(layer.type, '{ANNOTATION}'), layer.name) AS type, layer.name, w.dur_ns, w.span_id
             FROM {tables(trace).device_work} w JOIN spans layer ON layer.rank = w.rank AND layer.trace_id = w.trace_id
                  AND layer.span_id = w.layer_id AND layer.level = {int(Level.LAYER)}
-            WHERE w.rank = ? AND coalesce(w.device, 0) = ? {of_kind}
+            WHERE w.rank = ? AND coalesce(w.device, 0) = ? {of_steps}
         )
         SELECT type, sum(dur_ns)::DOUBLE / 1e6, count(*)::DOUBLE, count(DISTINCT name), any_value(name),
                list(span_id ORDER BY dur_ns DESC)[:{MOST_SPANS}] FROM work GROUP BY type ORDER BY 2 DESC LIMIT 1

@@ -116,8 +116,13 @@ _WAITS = (names.WAITING, *names.OF_COLLECTIVES)
 """States of the host that are lines of their own, in whatever phase they are."""
 
 
+LEAST_SHOWN_PERCENT = 0.01
+
+
 def percent_text(percent: float) -> str:
-    """Return a percentage without decimals, below 1 with two digits."""
+    """Return a percentage without decimals, below 1 with two digits, near 0 as a bound."""
+    if 0 < abs(percent) < LEAST_SHOWN_PERCENT:
+        return f"under {LEAST_SHOWN_PERCENT:g} %"
     return f"{percent:.2g} %" if abs(percent) < 1 else f"{percent:.0f} %"
 
 
@@ -383,6 +388,10 @@ def _with_device(account: Account, main: Iterations, device: Side, attention_ms:
     works = f"the {subject} works {_of(busy_ms, total_ms)}"
     knows_causes = not account.forbids("cause")
     is_device = main.limit is not None and main.limit.side == "device"
+    queued_ms = device.ms(names.QUEUED)
+    if is_device and knows_causes and queued_ms > busy_ms:
+        idle = f"Launched work waits, {_of(queued_ms, total_ms)}, while the {subject} runs nothing in the trace"
+        return f"{idle}; it works {_of(busy_ms, total_ms)}{_work(device, total_ms, attention_ms)}."
     if busy_ms >= NEARLY_ALL * total_ms or (is_device and knows_causes):
         return f"The device limits: {works}{_work(device, total_ms, attention_ms)}."
     if not knows_causes:
@@ -430,5 +439,5 @@ def _work(device: Side, total_ms: float, attention_ms: float) -> str:
         return f", most on attention that is written out, {_of(attention_ms, total_ms)}"
     text = f", most on {largest.name}, {ms_text(largest.ms or 0.0)} ({100 * (largest.ms or 0.0) / total_ms:.0f} %)"
     if busy is not None and busy.place:
-        text += f"; modules {busy.place} take {ms_text(busy.place_ms or 0.0)}"
+        text += f"; most in {busy.place}, {ms_text(busy.place_ms or 0.0)}"
     return text

@@ -9,7 +9,7 @@ import duckdb
 from xsp.importers import serving
 from xsp.importers.contract import PYTHON_FRAMES, Losses
 from xsp.importers.kineto_rows import OTHER_TABLES, STEP
-from xsp.schema import Kind, Level
+from xsp.schema import ANNOTATION, Kind, Level
 
 LEFT_OUT = {
     "python_function": PYTHON_FRAMES,
@@ -92,7 +92,7 @@ def _layers(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         f"SELECT count(*) FILTER (kind = '{Kind.MODULE}'), count(*) FILTER ({condition}) FROM raw_spans"
     ).fetchall()
     if not modules and blocks:
-        con.execute(f"UPDATE raw_spans SET level = {int(Level.LAYER)}, type = 'annotation' WHERE {condition}")
+        con.execute(f"UPDATE raw_spans SET level = {int(Level.LAYER)}, type = '{ANNOTATION}' WHERE {condition}")
         losses.note(
             f"no module was recorded (with_stack=True, with_modules=True): {blocks} named blocks count as layers"
         )

@@ -19,7 +19,7 @@ from xsp import table
 from xsp.importers.contract import MAX_TIME_NS, Losses
 from xsp.importers.nsys_activities import sql_list
 from xsp.importers.nsys_tables import Export
-from xsp.schema import Kind, Level
+from xsp.schema import ANNOTATION, Kind, Level
 
 _COLUMNS = {
     "start": "BIGINT", "end": "BIGINT", "eventType": "BIGINT", "text": "VARCHAR", "textId": "BIGINT",
@@ -239,7 +239,7 @@ _USER_SPANS = f"""
            CASE level WHEN {int(Level.MODEL)} THEN phase
                       WHEN {int(Level.LAYER)} THEN CASE WHEN module IS NULL THEN '{Kind.USER}' ELSE '{Kind.MODULE}' END
                       ELSE '{Kind.USER}' END AS kind,
-           CASE WHEN kind = '{Kind.USER}' AND level = {int(Level.LAYER)} THEN 'annotation'
+           CASE WHEN kind = '{Kind.USER}' AND level = {int(Level.LAYER)} THEN '{ANNOTATION}'
                 WHEN starts_with(text, 'nn.Module: ') THEN regexp_replace(module, '_[0-9]+$', '') END AS type,
            coalesce(module, text) AS name, process, thread, start_ns, end_ns - start_ns AS dur_ns,
            CASE WHEN open THEN 'unclosed' ELSE 'ok' END AS status
