@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
 from xsp import frameworks
 from xsp.frameworks import JAX, TENSORFLOW, TORCH_XLA, in_words_of
@@ -18,7 +19,7 @@ def texts(*folders: str) -> list[str]:
     found = []
     for folder in folders:
         for path in sorted((PACKAGE / folder).glob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.append(node.value)
                 elif isinstance(node, ast.JoinedStr):
