@@ -347,6 +347,7 @@ def test_the_command_times_any_device_that_the_seam_has(
     assert "2 × Stand-in 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_device_that_is_busy_is_one_error_and_beside_other_transfers_a_hole(
     transfers_there: Callable[..., Timings], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -359,6 +360,7 @@ def test_a_device_that_is_busy_is_one_error_and_beside_other_transfers_a_hole(
     assert "transfer::kernel-launch" in {each.op for each in transfers_there("kernel-launch")}
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_or_full_marks_the_transfer_and_the_others_are_timed(
     transfers_there: Callable[..., Timings], tmp_path: Path
 ) -> None:

@@ -323,6 +323,7 @@ def test_a_model_that_generates_no_text_has_no_curves(known) -> None:
         language.of("transformers:vit", timings=known)
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_language_model_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import standin
 

@@ -210,7 +210,7 @@ def test_fields_that_are_deeply_nested_are_damage(client: TestClient, store: Pat
 
 
 @pytest.mark.parametrize("name", [results.BOUND, results.ADVICE])
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b"[NaN]", b'["\\ud800"]'])
+@pytest.mark.parametrize("content", [deep(b""), b"\xff", deep(b"[" * 100_000), b"[NaN]", deep(b'["\\ud800"]')])
 def test_advice_and_bound_are_json_or_an_error(client: TestClient, store: Path, name: str, content: bytes) -> None:
     (store / BAD / name).write_bytes(content)
     answer = client.get(f"/api/evaluations/{BAD}/{name.partition('.')[0]}")

@@ -99,6 +99,7 @@ def test_a_small_pickle_of_something_large_is_one_line(name: str, tmp_path: Path
     assert "Traceback" not in printed.err
 
 
+@pytest.mark.slow
 def test_a_small_gzip_of_something_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "memory.pickle.gz"
     path.write_bytes(gzip.compress(proto(b"N0" * (64 << 20), b"."), 6))

@@ -344,6 +344,7 @@ def test_calibrations_that_differ_have_intervals_that_contain_each_other(tmp_pat
     assert low[1] > high[0]
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_step_in_nine_of_ten_repetitions(tmp_path: Path) -> None:
     chance = random.Random(7)
     covered = 0

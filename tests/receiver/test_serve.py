@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from commands import exit_code
+from depth import deep
 
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
@@ -63,7 +64,7 @@ def many(count: int, sender: int = 0) -> bytes:
 # --- what is sent arrives ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
+@pytest.mark.parametrize("door", ["http", deep("grpc")])
 def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, small_whole: Snapshot, door: str) -> None:
     export_run(run, getattr(receiver, door))
     (place,) = receiver.runs()
