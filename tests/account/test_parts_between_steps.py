@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from asking import main_of
 from depth import first
 
 from xsp import account, analyses
@@ -22,13 +23,6 @@ from xsp.testing import spans, trace_of, with_loop
 
 def bare(times: int, first: int = 100, **values: Any) -> list[dict[str, Any]]:
     return [{"step": first + number, **values} for number in range(times)]
-
-
-def main_of(trace: Trace) -> Iterations:
-    result = account.of(trace)
-    assert result.main is not None
-    assert result.violations == ()
-    return result.main
 
 
 def parts(main: Iterations) -> dict[str, float]:

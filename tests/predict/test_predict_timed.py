@@ -139,8 +139,8 @@ def test_a_recorded_training_step_of_an_h200_is_predicted_from_its_timings(
     folder = shared / "gpu"
     if not (folder / "isolated.json.gz").exists():
         pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
-    timings = recordeddevice.stored(folder, tmp_path / "timings")
     name = "torchvision-resnet18-b64-train"
+    timings = recordeddevice.stored(folder, tmp_path / "timings", name)
     graph = folder / "graphs" / f"{name}.json.gz"
     words = ["predict", str(graph), "--device", "H200", "--timings", str(timings.folder), "--link", "nvlink4"]
     assert cli.main([*words, "--ranks", "1,8", "--format", "json"]) == 0

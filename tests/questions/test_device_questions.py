@@ -230,7 +230,7 @@ def test_a_trace_of_a_device_uses_the_timings_of_that_device_and_says_what_is_mi
     folder = shared / "gpu"
     if not (folder / "isolated.json.gz").exists():
         pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
-    timings = recordeddevice.stored(folder, tmp_path / "timings")
+    timings = recordeddevice.stored(folder, tmp_path / "timings", "torchvision-resnet50-b1")
     path = str(folder / "traces" / "torchvision-resnet50-b1.json.gz")
     for stored in (timings.folder, tmp_path / "none"):
         report = advise.of(path, settings={"timings": stored})

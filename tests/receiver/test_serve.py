@@ -247,7 +247,6 @@ def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, small_whole: Snap
 
 
 GOOD = body()
-BOMB = gzip.compress(bytes(200 << 20))
 
 
 BAD = [
@@ -260,7 +259,6 @@ BAD = [
     (GOOD, {**PROTOBUF, "Content-Encoding": "br"}, "/v1/traces", 415),
     (GOOD, {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 400),
     (gzip.compress(GOOD)[:-9], {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 400),
-    (BOMB, {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 413),
     (GOOD, PROTOBUF, "/v1/metrics", 404),
     (GOOD, PROTOBUF, "/../../etc/passwd", 404),
 ]
@@ -268,7 +266,8 @@ BAD = [
 
 
 def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: ServeProcess) -> None:
-    for content, headers, path, status in BAD:
+    bomb = (gzip.compress(bytes(200 << 20)), {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 413)
+    for content, headers, path, status in [*BAD, bomb]:
         assert receiver.post(content, headers, path).status_code == status, (content[:40], headers, path)
         assert receiver.runs() == []
     assert receiver.post(GOOD).status_code == 200
