@@ -85,9 +85,10 @@ def _foreign(state: dict[str, object]) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_tree_is_kept() -> Iterator[None]:
-    """Forget the syntax trees of all sources: they are a million objects, which each collection of garbage visits."""
+    """Forget the syntax trees of all sources after a file of tests that reads them."""
     yield
-    sources.tree_of.cache_clear()
+    if sources.tree_of.cache_info().currsize:
+        sources.forget_trees()
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ def test_ranks_have_accounts_of_their_own() -> None:
         assert each.count == program.truth.iterations
 
 
+@pytest.mark.slow
 def test_lost_records_forbid_what_rests_on_them() -> None:
     for seed in range(10, 20):
         program = Program(seed).run()

@@ -217,8 +217,8 @@ def test_the_ladder_of_recorded_timings_meets_the_kernels_of_the_step(
 @pytest.mark.parametrize(
     "name",
     [
-        "torchvision-resnet50-b32", "torchvision-resnet50-b1", "torchvision-mobilenet_v3_large-b32",
-        "torchvision-convnext_tiny-b16",
+        "torchvision-resnet50-b32", deep("torchvision-resnet50-b1"), deep("torchvision-mobilenet_v3_large-b32"),
+        deep("torchvision-convnext_tiny-b16"),
     ],
 )  # fmt: skip
 def test_calls_alone_exceed_the_kernels_by_less_than_a_gap_for_each(name: str, recorded: tuple[Path, Timings]) -> None:
@@ -248,6 +248,7 @@ def test_what_limits_a_recorded_step_is_a_sentence(name: str, sentence: str, rec
     assert "--fill" not in page, "the calls of a product cannot be timed here"
 
 
+@pytest.mark.slow
 def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(recorded: tuple[Path, Timings]) -> None:
     name = "torchvision-resnet50-b1"
     trace = recorded[0] / "traces" / f"{name}.json.gz"
@@ -283,6 +284,7 @@ def test_timings_of_a_product_are_imported_with_its_environment(
     assert "up to 5.2 times as fast" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "alone", "all_calls"),
     [("torchvision:resnet18", 64, 0.70, 1.02), deep("transformers:gpt2", 4, 0.83, 1.00)],

@@ -214,6 +214,7 @@ def test_a_planted_long_neighbour_and_a_planted_queue_are_seen(told: Told) -> No
     assert parts["queue"] > 0.6 * last.latency_ns
 
 
+@pytest.mark.slow
 def test_cancelled_and_failed_requests_are_said_to_be_so(told: Told) -> None:
     net = model()
     manager = manager_of(net)

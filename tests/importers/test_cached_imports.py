@@ -86,6 +86,7 @@ def test_the_second_load_opens_what_the_first_one_imported(
     assert len(entries(folder)) == 1
 
 
+@pytest.mark.slow
 def test_ranks_in_a_folder_are_one_entry(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         write(tmp_path / "job" / f"rank-{rank}.json", rank, kernels=3 + rank)

@@ -35,6 +35,7 @@ MOST_MEMORY = 16
 TIMES, SEED = int(os.environ.get("XSP_FUZZ_TIMES", "300")), int(os.environ.get("XSP_FUZZ_SEED", "1"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(PLAIN, st.integers(3, 5))  # protocol 2 has no bytes
 def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:

@@ -304,6 +304,7 @@ def test_the_interval_of_one_calibration_is_the_assumed_one_and_repetitions_chan
     assert unstable.computing < once.computing
 
 
+@pytest.mark.slow
 def test_processes_that_copy_at_other_speeds_widen_the_interval_of_the_whole_step(tmp_path: Path) -> None:
     link = measured.of(timed(tmp_path, HERE))
     assert link.curves is not None

@@ -71,6 +71,7 @@ def test_what_is_not_in_order_in_time_is_put_in_order_by_the_next_receiver(
         following.close()
 
 
+@pytest.mark.slow
 def test_an_order_that_is_cut_off_between_two_files_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

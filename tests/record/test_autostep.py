@@ -263,7 +263,7 @@ def _with_buffer(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-@pytest.mark.parametrize("no_grad_around", ["the model", "all"])
+@pytest.mark.parametrize("no_grad_around", [deep("the model"), "all"])
 @pytest.mark.parametrize("of", first(1, MULTIPLY))
 def test_transforms_and_losses_between_calls_of_a_model_are_no_steps(
     tmp_path: Path, of: str, no_grad_around: str

@@ -91,6 +91,7 @@ def test_the_first_copies_and_the_second_finds_it_on_the_device(there: StoreProc
     assert fakecuda.status(there.folder)["objects"]  # it stays, for the next one
 
 
+@pytest.mark.slow
 def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StoreProcess, tmp_path: Path) -> None:
     held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]

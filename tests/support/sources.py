@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from functools import cache
 from pathlib import Path
 
@@ -21,4 +22,12 @@ def name_of(path: Path) -> str:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """Return a file's syntax tree; collections of garbage leave it out, since all trees are a million objects."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    gc.freeze()
+    return tree
+
+
+def forget_trees() -> None:
+    tree_of.cache_clear()
+    gc.unfreeze()
