@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sources
 from realparts import Collector, Jaeger, to_file
 
 from xsp import testing
@@ -80,6 +81,14 @@ def _foreign(state: dict[str, object]) -> list[str]:
     wrong = [name for name, value in state.items() if isinstance(value, str) and "__" in name and value != "torch"]
     wrong += [name for name, value in state.items() if name.startswith("optimizers'") and value]
     return wrong + [name for name in ("active profile", "the profiler of torch") if state.get(name)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_tree_is_kept() -> Iterator[None]:
+    """Forget the syntax trees of all sources after a file of tests that reads them."""
+    yield
+    if sources.tree_of.cache_info().currsize:
+        sources.forget_trees()
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,13 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import ROOT, name_of, sources, tree_of
 
 from xsp.errors import causes
-
-ROOT = Path(__file__).resolve().parents[1]
 
 LAYERS = [
     {
@@ -83,26 +83,24 @@ TO_AVOID = {
 """`record` is a package: there it is the verb."""
 
 
-def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
-
-
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield each imported module by its full name, and whether it is imported when the file is."""
+@cache
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Return each imported module by its full name, and whether it is imported when the file is."""
     package = path.relative_to(ROOT).parent.parts
-    pending: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    found: list[tuple[str, bool]] = []
+    pending: list[tuple[ast.AST, bool]] = [(tree_of(path), True)]
     while pending:
         node, at_once = pending.pop()
         inside = at_once and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         pending += [(child, inside and not _for_type_checkers(node)) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.Import):
-            yield from ((alias.name, at_once) for alias in node.names)
+            found += [(alias.name, at_once) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = ".".join(
                 [*package[: len(package) - node.level + 1], node.module or ""] if node.level else [node.module or ""]
             )
-            for alias in node.names:
-                yield (f"{origin}.{alias.name}".replace("..", "."), at_once)
+            found += [(f"{origin}.{alias.name}".replace("..", "."), at_once) for alias in node.names]
+    return found
 
 
 def _for_type_checkers(node: ast.AST) -> bool:
@@ -116,7 +114,7 @@ def part(module: str) -> str:
     return names[0] if names and (here.is_dir() or here.with_suffix(".py").is_file()) else TABLE_OF_CONTENTS
 
 
-@pytest.mark.parametrize("path", sources("xsp"), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", sources("xsp"), ids=name_of)
 def test_a_module_imports_from_the_layers_before_its_own(path: Path) -> None:
     here = part(".".join(path.relative_to(ROOT).with_suffix("").parts))
     if here in (TABLE_OF_CONTENTS, COMMAND):
@@ -140,7 +138,7 @@ def test_the_design_shows_these_layers() -> None:
 
 
 def test_no_file_is_longer_than_a_subject_needs() -> None:
-    long = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in sources("xsp")}
+    long = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in sources("xsp")}
     assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}
 
 
@@ -193,9 +191,7 @@ def _file(module: str) -> Path | None:
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
-    named = {
-        name for folder in ("xsp", "collectors") for path in sources(folder) for name in path.with_suffix("").parts
-    }
+    named = {name for path in sources("xsp", "collectors") for name in path.with_suffix("").parts}
     assert named & TO_AVOID == set()
 
 
@@ -241,7 +237,7 @@ KINDS = re.compile(
 
 def names_in_code(path: Path) -> Iterator[str]:
     """Yield the names and the texts of a file, without comments and docstrings: those may state facts of a device."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     bodies = (body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list))
     said = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
     for node in ast.walk(tree):
@@ -252,9 +248,8 @@ def names_in_code(path: Path) -> Iterator[str]:
 
 def test_only_devices_and_what_is_listed_name_a_kind_of_device_or_a_product() -> None:
     naming = {
-        str(path.relative_to(ROOT))
-        for package in ("xsp", "collectors")
-        for path in sources(package)
+        name_of(path)
+        for path in sources("xsp", "collectors")
         if any(KINDS.search(name) for name in names_in_code(path))
     }
     assert [path for path in sorted(naming) if not path.startswith(tuple(BY_NAME))] == []
@@ -264,10 +259,10 @@ def test_only_devices_and_what_is_listed_name_a_kind_of_device_or_a_product() ->
 def test_only_devices_ask_torch_for_a_gpu_by_name() -> None:
     """Texts and docstrings may say `torch.cuda` where a program or a format does."""
     asking = {
-        str(path.relative_to(ROOT))
+        name_of(path)
         for path in sources("xsp")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr == "cuda" and ast.unparse(node.value) == "torch"
     }
     assert asking == {"xsp/device/cuda.py", "xsp/device/cudamemory.py"}
 
@@ -294,10 +289,9 @@ def test_causes_of_an_error_that_form_a_circle_end() -> None:
 def test_only_one_function_follows_the_causes_of_an_error() -> None:
     """Each loop of its own over `__cause__` is one that may have no end."""
     following = {
-        str(path.relative_to(ROOT))
-        for package in ("xsp", "collectors")
-        for path in sources(package)
-        for loop in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        name_of(path)
+        for path in sources("xsp", "collectors")
+        for loop in ast.walk(tree_of(path))
         if isinstance(loop, ast.While)
         for node in ast.walk(loop)
         if isinstance(node, ast.Assign) and "__cause__" in ast.unparse(node.value)
@@ -307,10 +301,9 @@ def test_only_one_function_follows_the_causes_of_an_error() -> None:
 
 def test_no_error_is_raised_from_itself() -> None:
     raised = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for package in ("xsp", "collectors")
-        for path in sources(package)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name_of(path)}:{node.lineno}"
+        for path in sources("xsp", "collectors")
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Raise) and isinstance(node.cause, ast.Name) and may_be(node.exc, node.cause.id)
     ]
     assert raised == []

@@ -155,6 +155,7 @@ def test_two_processes_take_turns() -> None:
     assert both[0].loop_s > 1.9 * 0.002 * runner.counts["sleep"], "each waits while the other sleeps"
 
 
+@pytest.mark.slow
 def test_a_process_whose_partner_fails_goes_on_alone_and_the_error_is_said() -> None:
     pytest.importorskip("torch")
     runner, program = Runner(seconds=0.3), Program("tiny", "mlp.py --width 8 --depth 1")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from depth import deep
+from sources import ROOT, name_of, sources, tree_of
 
-import xsp
 from xsp import connections
 from xsp.connections import ConnectionLimits, Connections, State
 
 PATIENCE_S = 30
-SOURCE = Path(xsp.__file__).parent
 OWN = [("grpc.use_local_subchannel_pool", 1)]
 """Each channel has a connection of its own, as that of another process has."""
 
@@ -169,13 +169,10 @@ def what_listens(tree: ast.AST) -> set[str]:
 
 
 def test_whatever_listens_has_its_connections_in_the_one_place() -> None:
-    modules = {path: path.read_text(encoding="utf-8") for path in [*SOURCE.rglob("*.py"),
-               *(SOURCE.parent / "collectors").rglob("*.py")]}  # fmt: skip
-    listening = {str(path.relative_to(SOURCE.parent)) for path, text in modules.items()
-                 if what_listens(ast.parse(text))}  # fmt: skip
+    listening = {name_of(path) for path in sources("xsp", "collectors") if what_listens(tree_of(path))}
     assert listening >= {"xsp/receiver/loopback.py", "xsp/receiver/grpc.py", "xsp/share/serving.py"}
     for name in listening - set(NOT_SERVERS):
-        text = modules[SOURCE.parent / name]
+        text = (ROOT / name).read_text(encoding="utf-8")
         assert "xsp.connections import" in text, f"{name} listens without xsp.connections"
         assert ".admit(" in text, f"{name} listens, and admits no connection"
         assert name in SERVERS, f"{name} listens, and no test here opens it"
@@ -189,7 +186,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("count", [80, 500])
+@pytest.mark.parametrize("count", [80, deep(500)])
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_good_client_is_answered_beside_many_that_never_finish(
     name: str, count: int, tmp_path: Path, many_descriptors: None

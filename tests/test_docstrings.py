@@ -6,12 +6,9 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
+from sources import name_of, sources, tree_of
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted([*(ROOT / "xsp").rglob("*.py"), *(ROOT / "collectors").rglob("*.py")])
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -47,28 +44,24 @@ def parameters(function: Function) -> set[str]:
     return {*(each.arg for each in every), *special}
 
 
-@pytest.fixture(scope="module")
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-
-
-def test_an_entry_under_args_names_a_parameter(trees: dict[Path, ast.Module]) -> None:
+def test_an_entry_under_args_names_a_parameter() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {name}"
-        for path, tree in trees.items()
-        for node, names in documented(tree)
+        f"{name_of(path)}:{node.lineno} {node.name}: {name}"
+        for path in sources("xsp", "collectors")
+        for node, names in documented(tree_of(path))
         for name in section(ast.get_docstring(node, clean=False) or "", "Args")
         if name not in names
     ]
     assert wrong == []
 
 
-def test_an_entry_under_raises_names_a_class(trees: dict[Path, ast.Module]) -> None:
+def test_an_entry_under_raises_names_a_class() -> None:
+    trees = {name_of(path): tree_of(path) for path in sources("xsp", "collectors")}
     known = {name for name in dir(builtins) if isinstance(getattr(builtins, name), type)}
     known |= {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     known |= {"ArgumentTypeError", "InvalidSpecifier"}  # of argparse and packaging
     wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {name}"
+        f"{path}:{node.lineno} {node.name}: {name}"
         for path, tree in trees.items()
         for node, _ in documented(tree)
         for name in section(ast.get_docstring(node, clean=False) or "", "Raises")

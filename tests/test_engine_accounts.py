@@ -99,6 +99,7 @@ def test_the_parts_of_every_request_add_up_to_its_latency(statements: list[tuple
             assert account.arrival_ns <= account.first_token_ns <= (account.last_token_ns or 0) <= account.end_ns
 
 
+@pytest.mark.slow
 @QUICK
 @given(schedules())
 def test_the_life_of_a_request_is_whole_but_for_the_host(statements: list[tuple[str, Any]]) -> None:
@@ -112,6 +113,7 @@ def test_the_life_of_a_request_is_whole_but_for_the_host(statements: list[tuple[
         assert sum(gaps) == account.parts[serving.HOST] or inside  # host between steps of decoding is inside it
 
 
+@pytest.mark.slow
 @QUICK
 @given(schedules())
 def test_the_own_times_of_all_requests_of_a_step_add_up_to_the_step(statements: list[tuple[str, Any]]) -> None:

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from depth import deep
+from sources import tree_of
 
 from xsp import cli, rundir, table
 from xsp.cli import progress
@@ -235,6 +236,6 @@ def test_escapes_in_the_words_of_a_plugin_reach_no_terminal(monkeypatch: pytest.
 def test_commands_print_through_one_place() -> None:
     own = {"progress.py", "__init__.py"}  # which makes text plain; and the line of an error, which is plain too
     for file in sorted(Path(cli.__file__).parent.glob("*.py")):
-        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        calls = [node.func for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)]
         names = [ast.unparse(entry) for entry in calls]
         assert file.name in own or not {"print", "sys.stdout.write", "sys.stderr.write"} & set(names), file.name

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from sources import tree_of
 
 from xsp import frameworks
 from xsp.frameworks import JAX, TENSORFLOW, TORCH_XLA, in_words_of
@@ -18,7 +19,7 @@ def texts(*folders: str) -> list[str]:
     found = []
     for folder in folders:
         for path in sorted((PACKAGE / folder).glob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(tree_of(path)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.append(node.value)
                 elif isinstance(node, ast.JoinedStr):
@@ -27,23 +28,25 @@ def texts(*folders: str) -> list[str]:
     return found
 
 
-ALL = texts("advise", "questions", "analyses", "health")
+@pytest.fixture(scope="module")
+def every() -> list[str]:
+    return texts("advise", "questions", "analyses", "health")
 
 
 @pytest.mark.parametrize("framework", [JAX, TENSORFLOW])
-def test_no_advice_of_pytorch_reaches_users_of_other_frameworks(framework: str) -> None:
-    shown = [text for text in (in_words_of(framework, text) for text in ALL) if text is not None]
+def test_no_advice_of_pytorch_reaches_users_of_other_frameworks(framework: str, every: list[str]) -> None:
+    shown = [text for text in (in_words_of(framework, text) for text in every) if text is not None]
     for word in ("torch", "DataLoader", ".item()", "num_workers", "pin_memory", "channels_last", "foreach="):
         assert not [text for text in shown if word in text]
 
 
 @pytest.mark.parametrize("framework", [None, TORCH_XLA])
-def test_texts_for_users_of_pytorch_stay_as_they_are(framework: str | None) -> None:
-    assert [in_words_of(framework, text) for text in ALL] == ALL
+def test_texts_for_users_of_pytorch_stay_as_they_are(framework: str | None, every: list[str]) -> None:
+    assert [in_words_of(framework, text) for text in every] == every
 
 
-def test_each_translation_is_of_words_that_advice_uses() -> None:
-    everything = "\n".join(ALL)
+def test_each_translation_is_of_words_that_advice_uses(every: list[str]) -> None:
+    everything = "\n".join(every)
     unused = [ours for ours, _ in frameworks._IN_JAX if ours not in everything]
     # these are put together of parts when they are used
     assert unused == [

@@ -7,12 +7,9 @@ listed, because its file is none of a run or a result, or uses `xsp.inside`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
-import xsp
-
-ROOT = Path(xsp.__file__).parent
+from sources import ROOT, sources, tree_of
 
 OPENERS = {
     "open", "io.open", "os.open", "os.fdopen", "np.load", "np.fromfile", "np.memmap", "np.loadtxt", "np.genfromtxt",
@@ -54,12 +51,12 @@ OTHERS = {
         text; share/loadworker.py _build _time; share/measuring.py _drop _set_state resident_share; share/serving.py
         Serving.__init__; store/loop.py append
     """,
-    "a folder, to lock it or to name its files": "rundir.py lock; table.py path_literal",
+    "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """
         bound/latencies.py read; cli/run.py _mentions; cli/share.py Estimate.run; counters/reading.py _text;
         evaluate/datasets.py _file_bytes;
         evaluate/predictors.py _load_exported checksum;
-        evaluate/quality/choices.py prices; evaluate/sharing.py _weights_hash; graph/captured.py _conditions;
+        evaluate/quality/choices.py prices; evaluate/sharing.py _configuration_hash; graph/captured.py _conditions;
         graph/corpus.py rows; graph/files.py load; graph/onnxfile.py _read; graph/program.py _check_archive load;
         graph/sources.py _kind; launch/program.py _shebang; launch/script.py prepare; otlp/transport.py
         GrpcSender.__init__;
@@ -67,9 +64,9 @@ OTHERS = {
         _named; share/client.py _request_weights; share/weights.py shards
     """,
     "a trace of another tool, named on the command line": """
-        cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py Nsys.fill;
+        cached.py content_hash; importers/contract.py open_bytes; importers/nsys.py _check;
         importers/outside.py end_of_last_event; importers/rocprof.py Rocprof.fill is_rocpd;
-        ingest/tables.py _open_merged
+        ingest/tables.py _identity
     """,
     "the opener": "inside.py open_file _open_below read_text read_json",
 }
@@ -77,7 +74,7 @@ OTHERS = {
 TABLE_READERS = {
     "which `rundir.segments` or `rundir.portions` returned, or `rundir.check_inside` checked": """
         counters/storing.py _write; ingest/enginespans.py _annotated;
-        ingest/load.py _readable_segments _load_files _create_samples_view
+        ingest/load.py _readable_segments _load_files _create_sequence_view _create_samples_view
         _create_view; ingest/received.py _arrived_query;
         ingest/tables.py _attribute _combine_ranks _join_captures;
         otlp/delivery.py Delivery._create_step_view Delivery._last_end_ns Delivery._spans_before Delivery._steps_of
@@ -99,19 +96,23 @@ def listed(groups: dict[str, str]) -> set[tuple[str, str]]:
     return result
 
 
-def calls() -> Iterator[tuple[str, str, ast.Call, str]]:
-    """Yield module, function, call, and what is called, for each call in xsp."""
-    for path in sorted(ROOT.rglob("*.py")):
-        pending: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text(encoding="utf-8")), "")]
+@cache
+def calls() -> list[tuple[str, str, str, bool]]:
+    """Return module, function, what is called, and whether that opens a file, for each call in xsp."""
+    found = []
+    for path in sources("xsp"):
+        pending: list[tuple[ast.AST, str]] = [(tree_of(path), "")]
         while pending:
             node, place = pending.pop()
             if isinstance(node, ast.Call):
-                yield path.relative_to(ROOT).as_posix(), place, node, ast.unparse(node.func)
+                name = ast.unparse(node.func)
+                found.append((path.relative_to(ROOT / "xsp").as_posix(), place, name, opens(node, name)))
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                     pending.append((child, f"{place}.{child.name}".lstrip(".")))
                 else:
                     pending.append((child, place))
+    return found
 
 
 def opens(call: ast.Call, name: str) -> bool:
@@ -126,12 +127,12 @@ def opens(call: ast.Call, name: str) -> bool:
 
 
 def test_files_of_runs_and_results_are_opened_in_one_place() -> None:
-    found = {(module, place) for module, place, call, name in calls() if opens(call, name)}
+    found = {(module, place) for module, place, _, is_opener in calls() if is_opener}
     assert found - listed(OTHERS) == set(), "open files of runs and results with xsp.inside; list others here"
     assert listed(OTHERS) - found == set(), "these open nothing any more"
 
 
 def test_tables_of_runs_and_results_are_checked_before_the_engine_opens_them() -> None:
-    found = {(module, place) for module, place, _, name in calls() if name in TABLES and module != "table.py"}
+    found = {(module, place) for module, place, name, _ in calls() if name in TABLES and module != "table.py"}
     assert found - listed(TABLE_READERS) == set(), "check the tables of a run with rundir or inside, and list them here"
     assert listed(TABLE_READERS) - found == set(), "these read no table any more"

@@ -80,13 +80,9 @@ def software(*packages: str) -> dict[str, Any] | None:
     global _before_torch
     try:
         origins = {name: _origin(name) for name in ("torch", "xsp", *packages)}
-        # the processor's name and instruction sets, and the number of cores that this process may use
-        lines = processes.system_text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
-        names = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
-        processor = [*(names if lines else [platform.processor()]), processes.cores()]
         facts: dict[str, Any] = {
             "python": [sys.version, platform.machine(), platform.system(), platform.release()],
-            "processor": processor,
+            "processor": _processor(),
             "installed": sorted(_distributions()),
             "packages": {
                 name: [str(origin), _fingerprint(origin, all_sources=name != "torch")]
@@ -142,15 +138,7 @@ def store(kind: str, key: Mapping[str, Any] | None, text: str) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic.replacing(path, flush=False) as temporary:
             temporary.write_text(f"{_head(path, text)}\n{text}", encoding="ascii")
-        # remove the least recently used entries until the others fit into `MAX_BYTES`
-        entries = sorted(
-            ((entry.stat(), entry) for entry in path.parent.glob("*-*.json")), key=lambda entry: -entry[0].st_mtime
-        )
-        total = 0
-        for status, entry in entries:
-            total += status.st_size
-            if total > MAX_BYTES:
-                entry.unlink(missing_ok=True)
+        _prune(path.parent)
 
 
 class Folder(NamedTuple):
@@ -213,13 +201,7 @@ def store_folder(kind: str, key: Mapping[str, Any] | None, fill: Callable[[Path]
             atomic.move_into_place(temporary, path, flush=False)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        # remove the least recently used folders until the others fit into `MAX_FOLDER_BYTES`
-        entries = [entry for entry in path.parent.glob("*-*") if entry.is_dir() and not entry.name.startswith(".")]
-        total = 0
-        for entry in sorted(entries, key=lambda entry: -entry.stat().st_mtime):
-            total += sum(file.stat().st_size for file in _files(entry))
-            if total > MAX_FOLDER_BYTES:
-                _remove_folder(entry)
+        _prune_folders(path.parent)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -269,6 +251,16 @@ def _remove_folder(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def _prune_folders(folder: Path) -> None:
+    """Remove the least recently used folders until the others fit into `MAX_FOLDER_BYTES`."""
+    entries = [entry for entry in folder.glob("*-*") if entry.is_dir() and not entry.name.startswith(".")]
+    total = 0
+    for path in sorted(entries, key=lambda entry: -entry.stat().st_mtime):
+        total += sum(file.stat().st_size for file in _files(path))
+        if total > MAX_FOLDER_BYTES:
+            _remove_folder(path)
 
 
 def content_hash(file: Path) -> str:
@@ -329,6 +321,16 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _prune(folder: Path) -> None:
+    """Remove the least recently used entries until the others fit into `MAX_BYTES`."""
+    entries = sorted(((entry.stat(), entry) for entry in folder.glob("*-*.json")), key=lambda entry: -entry[0].st_mtime)
+    total = 0
+    for status, path in entries:
+        total += status.st_size
+        if total > MAX_BYTES:
+            path.unlink(missing_ok=True)
+
+
 def _variables() -> list[tuple[str, str]]:
     return sorted(variable for variable in os.environ.items() if TORCH_VARIABLES.fullmatch(variable[0]))
 
@@ -366,3 +368,10 @@ def _sources(folder: str) -> Iterator[str]:
                 yield from _sources(entry.path)
             elif entry.name.endswith((".py", ".so")):
                 yield entry.path
+
+
+def _processor() -> list[Any]:
+    """Return the processor's name and instruction sets, and the number of cores that this process may use."""
+    lines = processes.system_text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    names = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return [*(names if lines else [platform.processor()]), processes.cores()]

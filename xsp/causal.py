@@ -55,6 +55,23 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
         raise ModelError("--prefill and --decode are different steps: give one of them")
     tokens = prefill if decode is None else decode
     assert tokens is not None
+    _check(spec, model, tokens, decode is not None)
+    torch = sys.modules["torch"]
+    vocabulary = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
+    ids = torch.randint(0, vocabulary, (batch, tokens))
+    kwargs = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        kwargs["logits_to_keep"] = 1  # as `generate` does
+    return kwargs, None if decode is None else ids[:, :-1].clone()
+
+
+def _check(spec: str, model: Any, tokens: int, is_decoding: bool) -> None:
+    """Check that a model generates token by token, and that there are enough tokens, and not too many.
+
+    Raises:
+        PhaseError: the model does not generate.
+        ModelError: the number of tokens does not fit.
+    """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings") or getattr(model, "main_input_name", "") == "":
         raise PhaseError(f"{spec}: --decode and --prefill are for language models of transformers")
@@ -68,20 +85,13 @@ def arguments(spec: str, model: Any, batch: int, prefill: int | None, decode: in
         raise PhaseError(_encoder_decoder_message(spec))
     if model.main_input_name != "input_ids" or "use_cache" not in inspect.signature(model.forward).parameters:
         raise PhaseError(f"{spec} keeps no cache between calls: omit --decode and --prefill")
-    if tokens < 1 + (decode is not None):
+    if tokens < 1 + is_decoding:
         raise ModelError(f"--decode {tokens}: there is no token before it; --decode counts the tokens after the step")
     max_tokens = _max_tokens(model)
     if max_tokens is not None and tokens > max_tokens:
         raise ModelError(
             f"{spec} takes up to {max_tokens:,} tokens, the size of its table of positions; {tokens:,} were requested"
         )
-    torch = sys.modules["torch"]
-    vocabulary = getattr(model.config, "vocab_size", None) or model.config.get_text_config().vocab_size
-    ids = torch.randint(0, vocabulary, (batch, tokens))
-    kwargs = {"input_ids": ids if decode is None else ids[:, -1:].clone(), "use_cache": True}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        kwargs["logits_to_keep"] = 1  # as `generate` does
-    return kwargs, None if decode is None else ids[:, :-1].clone()
 
 
 def _version() -> str | None:

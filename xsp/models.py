@@ -101,15 +101,7 @@ def load(spec: str, settings: Settings) -> Workload:
         ModelError: no such model, library or device, or the model rejects its input; the message says what to type.
     """
     torch = _library("torch", "xsp[torch]")
-    # check that torch knows a device and that the device exists
-    try:
-        torch.empty(1, device=settings.device).add_(1)
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
-        here = dict.fromkeys(device.torch_name for device in devices.present())
-        raise ModelError(
-            f"--device {settings.device}: cannot be used here ({first_sentence(error)}); "
-            f"type --device {' or --device '.join(here)}"
-        ) from error
+    _check_device(torch, settings.device)
     call = build(spec, settings)
     step = step_of(on_device(spec, call, settings), settings) if isinstance(call, ModelCall) else call
     return Workload(spec, step, settings.batch)
@@ -325,6 +317,22 @@ _SOURCES: dict[str, Callable[[ModelName, Settings], ModelCall]] = {
     "transformers": _transformers,
     "micro": _micro,
 }
+
+
+def _check_device(torch: Any, name: str) -> None:
+    """Check that torch knows a device and that the device exists.
+
+    Raises:
+        ModelError: the device cannot be used.
+    """
+    try:
+        torch.empty(1, device=name).add_(1)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        here = dict.fromkeys(device.torch_name for device in devices.present())
+        raise ModelError(
+            f"--device {name}: cannot be used here ({first_sentence(error)}); "
+            f"type --device {' or --device '.join(here)}"
+        ) from error
 
 
 _SINGLE_VALUE = "more than 1 value per channel"

@@ -197,12 +197,22 @@ def _handlers() -> Iterator[CodeType]:
                 yield code
 
 
+_STDIN = 0
+
+
 class Questions:
-    """The questions that a process gets from the `WorkerProcess` that started it: iterate over them, and answer."""
+    """The questions that a process gets from the `WorkerProcess` that started it: iterate over them, and answer.
+
+    They come in on stdin, which is empty from then on: code of a user that this process runs may read it.
+    """
 
     def __init__(self, answers: int) -> None:
-        """Take over the descriptor for answers, which is closed at the end of the context."""
+        """Take over stdin, and the descriptor for answers; both are closed at the end of the context."""
         self._stream = os.fdopen(answers, "wb")
+        self._questions = os.fdopen(os.dup(_STDIN), encoding="utf-8")
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, _STDIN)
+        os.close(empty)
 
     def __enter__(self) -> Questions:
         return self
@@ -211,7 +221,7 @@ class Questions:
         self.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return map(json.loads, sys.stdin)
+        return map(json.loads, self._questions)
 
     def answer(self, content: Any) -> None:
         """Write one line of JSON at once."""
@@ -219,8 +229,9 @@ class Questions:
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the descriptor: the other side learns that there are no further answers."""
+        """Close both: the other side learns that there are no further answers."""
         self._stream.close()
+        self._questions.close()
 
 
 class WorkerProcess:

@@ -61,28 +61,7 @@ def command(argv: Sequence[str], keep: bool | None = None) -> list[str]:
     if keep is None:
         keep = os.environ.get(KEEP_VARIABLE) == "1"
     if keep:
-        # a command line without values that may be secrets, and with file names instead of absolute paths. It hides the
-        # values of options and headers whose name suggests a secret (`--api-key X`, `--token=X`, `Authorization: X`),
-        # credentials in URLs, tokens of well-known forms, the query of `--otlp`, and the directories of absolute paths,
-        # which often name a person.
-        cleaned: list[str] = []
-        hide_next = False
-        for argument, previous in zip(argv, ["", *argv], strict=False):
-            if previous == "--otlp" or argument.startswith("--otlp="):
-                argument = argument.partition("?")[0]
-            if hide_next:
-                cleaned.append(HIDDEN)
-                hide_next = False
-                continue
-            name, equals, _ = argument.partition("=")
-            if _SECRET.search(name) and (name.startswith("-") or equals):
-                cleaned.append(f"{name}={HIDDEN}" if equals else argument)
-                hide_next = not equals and name.startswith("-")
-                continue
-            argument = _JSON_SECRET.sub(rf'\g<1>"{HIDDEN}"', _TOKEN.sub(HIDDEN, argument))
-            argument = _HEADER.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(rf"\g<1>{HIDDEN}@", argument))
-            cleaned.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", argument)))
-        return cleaned
+        return _without_suspects(argv)
     if not argv:
         return []
     return [PurePath(argv[0]).name or argv[0], *map(_scrubbed, argv[1:], argv)]
@@ -116,6 +95,33 @@ def _is_program(part: str) -> bool:
     file, _, function = PurePath(part).name.partition(":")
     is_function_name = not function or (_NAME.fullmatch(function) is not None and not _TOKEN.search(function))
     return file.endswith((".py", ".pyz")) and _NAME.fullmatch(file) is not None and is_function_name
+
+
+def _without_suspects(argv: Sequence[str]) -> list[str]:
+    """Return a command line without values that may be secrets, and with file names instead of absolute paths.
+
+    It hides the values of options and headers whose name suggests a secret (`--api-key X`, `--token=X`,
+    `Authorization: X`), credentials in URLs, tokens of well-known forms, the query of `--otlp`, and the directories of
+    absolute paths, which often name a person.
+    """
+    cleaned: list[str] = []
+    hide_next = False
+    for argument, previous in zip(argv, ["", *argv], strict=False):
+        if previous == "--otlp" or argument.startswith("--otlp="):
+            argument = argument.partition("?")[0]
+        if hide_next:
+            cleaned.append(HIDDEN)
+            hide_next = False
+            continue
+        name, equals, _ = argument.partition("=")
+        if _SECRET.search(name) and (name.startswith("-") or equals):
+            cleaned.append(f"{name}={HIDDEN}" if equals else argument)
+            hide_next = not equals and name.startswith("-")
+            continue
+        argument = _JSON_SECRET.sub(rf'\g<1>"{HIDDEN}"', _TOKEN.sub(HIDDEN, argument))
+        argument = _HEADER.sub(rf"\g<1>{HIDDEN}", _URL_CREDENTIALS.sub(rf"\g<1>{HIDDEN}@", argument))
+        cleaned.append(_without_directories(_QUERY.sub(rf"\g<1>{HIDDEN}", argument)))
+    return cleaned
 
 
 def _without_directories(text: str) -> str:

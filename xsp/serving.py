@@ -625,9 +625,7 @@ class Log:
             self._requests.setdefault(engine, Requests(self.note, self._keeps_segments))
         self._entries.append((engine, operation, arguments))
         if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._closing.is_set():
-                    self._thread = processes.start_thread(self._run, "xsp serves")
+            self._start()
 
     def note(self, text: str) -> None:
         """Take a sentence, unless one was taken that differs only in the request and in numbers."""
@@ -635,6 +633,12 @@ class Log:
         if form not in self._noted:
             self._noted.add(form)
             self._take_note(text)
+
+    def _start(self) -> None:
+        """Start the thread that handles the entries, unless it runs or the log is closing."""
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = processes.start_thread(self._run, "xsp serves")
 
     def _run(self) -> None:
         while not self._closing.wait(PERIOD_S):

@@ -231,11 +231,7 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[Interval | None]:
     positions_by_size: dict[int, list[int]] = {}
     for position, values in enumerate(samples):
         if len(values) >= MIN_NORMAL_VALUES:
-            ordered = sorted(values)
-            n, inner = len(ordered), kept_indices(len(ordered))
-            error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
-            middle, width = trimmed_mean(ordered), NORMAL * error
-            found[position] = Interval(middle - width, middle, middle + width)
+            found[position] = _normal_interval(sorted(values))
         elif len(values) >= 3:
             positions_by_size.setdefault(len(values), []).append(position)
     for positions in positions_by_size.values():
@@ -249,6 +245,14 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[Interval | None]:
 
 _SAMPLES_AT_ONCE = 256
 """Number of samples that are resampled together, in less than a megabyte."""
+
+
+def _normal_interval(ordered: Sequence[float]) -> Interval:
+    """Return the interval of the trimmed mean by the normal approximation."""
+    n, inner = len(ordered), kept_indices(len(ordered))
+    error = math.sqrt(_winsorised_variance(ordered, inner)) / ((1 - 2 * TRIM) * math.sqrt(n))
+    middle, width = trimmed_mean(ordered), NORMAL * error
+    return Interval(middle - width, middle, middle + width)
 
 
 def _bootstrap_ends(samples: Sequence[Sequence[float]]) -> Iterable[tuple[float, float]]:

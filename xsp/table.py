@@ -247,28 +247,37 @@ def path_literal(path: Path) -> str:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        try:
-            path.name.encode()
-            target, name = path.parent, path.name
-        except UnicodeEncodeError:
-            target, name = path, ""
-        try:
-            status = os.stat(target)
-            descriptor = _open_descriptors.get((status.st_dev, status.st_ino))
-            if descriptor is None or not _is_same_file(descriptor, status):
-                descriptor = _open_descriptors[status.st_dev, status.st_ino] = os.open(target, os.O_RDONLY)
-            link = _DESCRIPTORS / str(descriptor)
-            link.stat()
-        except OSError as error:
-            printable = os.fsencode(path).decode("utf-8", "replace")
-            raise UnwritableError(f"{printable}: the path is no UTF-8; choose another one") from error
-        return literal(str(link / name))
+        return literal(_by_descriptor(path))
     return literal(str(path))
 
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _open_descriptors: dict[tuple[int, int], int] = {}
 """Descriptors of files and folders, by device and inode. They stay open because views read files at any later time."""
+
+
+def _by_descriptor(path: Path) -> str:
+    """Return a path to the same file in UTF-8, through a descriptor of its folder.
+
+    Raises:
+        UnwritableError: there is no such path.
+    """
+    try:
+        path.name.encode()
+        target, name = path.parent, path.name
+    except UnicodeEncodeError:
+        target, name = path, ""
+    try:
+        status = os.stat(target)
+        descriptor = _open_descriptors.get((status.st_dev, status.st_ino))
+        if descriptor is None or not _is_same_file(descriptor, status):
+            descriptor = _open_descriptors[status.st_dev, status.st_ino] = os.open(target, os.O_RDONLY)
+        link = _DESCRIPTORS / str(descriptor)
+        link.stat()
+    except OSError as error:
+        printable = os.fsencode(path).decode("utf-8", "replace")
+        raise UnwritableError(f"{printable}: the path is no UTF-8; choose another one") from error
+    return str(link / name)
 
 
 def _is_same_file(descriptor: int, status: os.stat_result) -> bool:

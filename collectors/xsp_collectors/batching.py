@@ -139,11 +139,7 @@ class ContinuousBatching(MethodWrapper):
                     ):
                         served.engine.finish(request, CANCELLED, at_ns)
                 if has_batch:
-                    # the batch that was prepared last
-                    buffers = processor.inputs_and_outputs
-                    if hasattr(buffers, "io_pairs"):
-                        buffers = buffers.io_pairs[buffers.current_pair].host_io
-                    served.begin(tuple(buffers.requests_in_batch))
+                    served.begin(_batch(processor))
         return has_batch
 
     def _update_batch(self, call: Callable[[], Any], processor: Any, *_: Any, **__: Any) -> Any:
@@ -246,6 +242,14 @@ class _Served:
         for state in states:
             if state.status.name == "FINISHED" and state.lifespan[1] > 0:  # else it was preempted, and has a new state
                 self.engine.finish(state.request_id, "ok", _ns(state.lifespan[1]))
+
+
+def _batch(processor: Any) -> Sequence[Any]:
+    """Return the batch that was prepared last."""
+    buffers = processor.inputs_and_outputs
+    if hasattr(buffers, "io_pairs"):
+        buffers = buffers.io_pairs[buffers.current_pair].host_io
+    return tuple(buffers.requests_in_batch)
 
 
 def _part(each: Any) -> tuple[Any, str, int, int]:

@@ -72,8 +72,7 @@ def label(spans: Sequence[Span], counts: CollectiveCounts) -> LabelledSpans:
         spans: spans of one step, from the profiler.
         counts: counters of that step.
     """
-    names = {name for name in {span.name for span in spans} if name.startswith("c10d::")}
-    names -= {name for name in names if name.startswith(_POINT_TO_POINT)}
+    names = set(filter(_is_collective, {span.name for span in spans}))
     operators = sorted((span for span in spans if span.name in names), key=lambda span: span.start_ns) if names else []
     new_counts = {name: number for name, number in counts.after.items() if number > counts.before.get(name, number)}
     if not operators:
@@ -142,6 +141,10 @@ def _inner_parameters(collective: Span, candidates: Iterable[Span]) -> dict[str,
         if span.thread == collective.thread and collective.start_ns <= span.start_ns < collective.end_ns
     ]
     return json.loads(matches[0].attributes or "{}") if len(matches) == 1 else {}
+
+
+def _is_collective(name: str) -> bool:
+    return name.startswith("c10d::") and not name.startswith(_POINT_TO_POINT)
 
 
 def _is_part(span: Span) -> bool:

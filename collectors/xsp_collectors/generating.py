@@ -102,16 +102,21 @@ class Generation(MethodWrapper):
             copies = form.copies(options)
             if rows % copies:
                 raise ValueError(f"{rows} rows are not those of {copies} beams")
-            name = type(model).__name__
-            key = name, threading.get_ident()
-            if (engine := self._engines.get(key)) is None:
-                number = 1 + sum(other == name for other, _ in self._engines)
-                title = f"{name}.generate{f' #{number}' if number > 1 else ''}"
-                engine = self._engines[key] = Engine(title, model, name)
+            engine = self._engine_of(model)
             return form(engine, next(self._numbers), prompts[::copies], length, copies, criteria, self._fail)
         except Exception as error:  # another version of the library
             self._fail(error)
             return None
+
+    def _engine_of(self, model: Any) -> Engine:
+        """Return the engine of a model's calls on this thread; a second model of the class gets a number."""
+        name = type(model).__name__
+        key = name, threading.get_ident()
+        if (engine := self._engines.get(key)) is None:
+            number = 1 + sum(other == name for other, _ in self._engines)
+            title = f"{name}.generate{f' #{number}' if number > 1 else ''}"
+            engine = self._engines[key] = Engine(title, model, name)
+        return engine
 
     def _fail(self, error: BaseException) -> None:
         note = f"requests of transformers' `generate` are incomplete: {type(error).__name__}: {error}"

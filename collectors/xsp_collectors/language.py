@@ -27,11 +27,8 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
         model: the outermost module; if it is a wrapper with an attribute `module`, that module counts.
         input_shapes: shapes of the call's inputs as JSON; the first is the shape of the tokens.
     """
-    inner: Any = getattr(model, "module", model)
-    answer = False
-    with contextlib.suppress(Exception):  # another library's method of that name
-        answer = inner.can_generate() is True
-    if not answer:
+    inner = getattr(model, "module", model)
+    if not _can_generate(inner):
         return {}
     config = getattr(inner, "config", None)
     shapes = json.loads(input_shapes) if input_shapes else []
@@ -41,6 +38,14 @@ def attributes(model: nn.Module, input_shapes: str | None) -> dict[str, Any]:
         "gen_ai.request.model": str(getattr(config, "model_type", None) or type(inner).__name__),
         **({"gen_ai.usage.input_tokens": tokens} if tokens is not None else {}),
     }
+
+
+def _can_generate(model: Any) -> bool:
+    """Return the model's own answer; models of transformers have `can_generate`."""
+    answer = False
+    with contextlib.suppress(Exception):  # another library's method of that name
+        answer = model.can_generate() is True
+    return answer
 
 
 def padding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int, int, int] | None:

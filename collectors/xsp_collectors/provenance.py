@@ -78,12 +78,7 @@ class CompiledGraphs:
     def _wrap_dynamo(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(wrapper: Any, model: Any, inputs: Any, **options: Any) -> Any:
             with self._collect_errors():
-                # torch.compile imports both next anyway; a backward pass is compiled later, when it first runs
-                from torch._inductor import compile_fx, output_code
-
-                if len(self._hooks) == 1:
-                    self._replace(compile_fx, "_compile_fx_inner", self._wrap_inductor)
-                    self._replace(output_code.CompiledFxGraph, "post_compile", self._wrap_loading)
+                self._listen_to_inductor()
                 self._current.traced_paths = paths_of(model.graph)
             try:
                 return original(wrapper, model, inputs, **options)
@@ -91,6 +86,15 @@ class CompiledGraphs:
                 self._current.traced_paths = {}
 
         return __call__
+
+    def _listen_to_inductor(self) -> None:
+        """Wrap Inductor's functions, once."""
+        # torch.compile imports both next anyway; a backward pass is compiled later, when it first runs
+        from torch._inductor import compile_fx, output_code
+
+        if len(self._hooks) == 1:
+            self._replace(compile_fx, "_compile_fx_inner", self._wrap_inductor)
+            self._replace(output_code.CompiledFxGraph, "post_compile", self._wrap_loading)
 
     def _wrap_inductor(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _compile_fx_inner(gm: Any, *arguments: Any, **options: Any) -> Any:

@@ -88,15 +88,12 @@ class TorchOps(DeviceCollector):
         self._counts = collectives.CollectiveCounts()
         self._counts.begin()
         self._records_device = self.is_device_source and rung >= Level.RUNTIME and torch.cuda.is_available()
-        options: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
-        if _OVERLOADS:
-            options["capture_overload_names"] = describe
         self._profile = autograd_profiler.profile(
             use_kineto=True,
             use_device="cuda" if self._records_device else None,
             record_shapes=describe,
             profile_memory=describe,
-            experimental_config=_ExperimentalConfig(**options),
+            experimental_config=_config(describe),
             **({} if self._records_device else _HOST_ONLY),
         )
         self._profile.__enter__()
@@ -194,6 +191,18 @@ def _host_only() -> dict[str, Any]:
 
 
 _HOST_ONLY = _host_only()
+
+
+def _config(describe: bool) -> _ExperimentalConfig:
+    """Return the requested options that this torch supports.
+
+    If Kineto records all threads, it records no allocations. So a describing step omits threads that do not inherit the
+    profiler's state, and their operators stay undescribed. It has overloads instead.
+    """
+    options: dict[str, Any] = {"profile_all_threads": not describe} if _ALL_THREADS else {}
+    if _OVERLOADS:
+        options["capture_overload_names"] = describe
+    return _ExperimentalConfig(**options)
 
 
 def _has_option(option: str) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asking import main_of
 
 from xsp import account, advise
 from xsp.account import entries as names
-from xsp.account.entries import Iterations
 from xsp.account.sentences import limit, lines, remarks
 from xsp.advise.advice import Advice
 from xsp.store.trace import Trace
@@ -34,13 +34,6 @@ def trained(text: str, step_ms: float, before_ms: float = 0.0, **run: Any) -> Tr
         for number in range(30)
     ]
     return with_loop(trace_of(rows, run), loop)
-
-
-def main_of(trace: Trace) -> Iterations:
-    result = account.of(trace)
-    assert result.main is not None
-    assert result.violations == ()
-    return result.main
 
 
 def advice_of(trace: Trace, question: str) -> list[Advice]:

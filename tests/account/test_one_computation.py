@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from depth import first
 from madeprograms import Program
 
 from xsp import account
@@ -170,13 +171,13 @@ def test_calls_from_which_gains_are_computed_take_what_the_account_states(deep: 
         assert ms == pytest.approx(main.host.ms(phase), rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_all_outputs_agree_on_a_made_trace(seed: int) -> None:
     program = Program(seed).run()
     assert check(trace_of(program.spans, {"imported": {"sources": []}})) > 10
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_all_outputs_agree_on_a_run_with_iterations_that_were_not_recorded(seed: int) -> None:
     draw = random.Random(seed)
     program = Program(seed).run()

@@ -18,6 +18,7 @@ import pytest
 import rocpd
 import small_traces
 import wire
+from depth import deep
 
 import xsp
 from xsp import account
@@ -260,8 +261,14 @@ WRITERS: dict[str, Callable[[Path, Program], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize(
+    ("form", "damage"),
+    [
+        (pytest.param if form == "kineto" or damage == "overlap" else deep)(form, damage)
+        for form in WRITERS
+        for damage in DAMAGED
+    ],
+)
 def test_damage_forbids_the_statements_that_rest_on_it_in_each_format(form: str, damage: str, tmp_path: Path) -> None:
     expected = FORBIDDEN[damage]
     if form in WITHOUT_CALLS:  # lost records cannot be told

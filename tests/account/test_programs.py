@@ -107,6 +107,7 @@ def test_waits_for_other_ranks_on_the_host_are_an_entry_and_the_late_rank_is_nam
     assert "Rank 1 is late by 6.00 ms" in shown
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_by_chance_are_not_named() -> None:
     for seed in range(5):
         result = closes(gloo(0, seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from asking import device_advice_of
 from test_fusing import FORWARD, kernels
 
 from xsp import account
@@ -10,16 +11,11 @@ from xsp.account.sentences import limit
 from xsp.advise import advisor
 from xsp.advise.advice import Advice, Needs
 from xsp.advise.device import features_in_use
-from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
 
 def advice_on(text: str) -> list[Advice]:
-    return advice_of(trace_of(spans(text)))
-
-
-def advice_of(trace: Trace) -> list[Advice]:
-    return [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question.startswith("device-")]
+    return device_advice_of(trace_of(spans(text)))
 
 
 def sentence_of(text: str) -> str:
@@ -160,7 +156,7 @@ def launched(text: str) -> str:
 
 def test_eager_attention_is_named_and_its_gain_is_bounded() -> None:
     trace = trace_of(spans(kernels(*FORWARD).replace("0-9000", "0-100")))
-    (attention,) = [piece for piece in advice_of(trace) if piece.question == "device-attention"]
+    (attention,) = [piece for piece in device_advice_of(trace) if piece.question == "device-attention"]
     assert attention.what.startswith("eager attention, 57 % of GPU time, 20.0 µs of an iteration softmax and")
     assert attention.gain.value <= 0.020 + 1e-9
 

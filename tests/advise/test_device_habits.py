@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from asking import device_advice_of
 
 from xsp import account
-from xsp.advise import advisor, waits
-from xsp.advise.advice import Advice, Needs
+from xsp.advise import waits
+from xsp.advise.advice import Advice
 from xsp.callnames import REQUESTS_MEMORY, RETURNS_MEMORY
 from xsp.device import kernelnames
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
-
-
-def advice_of(trace: Trace) -> list[Advice]:
-    return [piece for piece in advisor.of(trace, max_needs=Needs.TRACE).advice if piece.question.startswith("device-")]
 
 
 def bounded(pieces: list[Advice], trace: Trace) -> None:
@@ -60,7 +57,7 @@ def drained(inside: str, copy: str | None = None) -> Trace:
 )
 def test_what_the_host_waited_for_is_named(inside: str, copy: str | None, what: str, do: str) -> None:
     trace = drained(inside, copy)
-    pieces = [piece for piece in advice_of(trace) if "the host had waited for it" in piece.what]
+    pieces = [piece for piece in device_advice_of(trace) if "the host had waited for it" in piece.what]
     assert len(pieces) == 1
     assert what in pieces[0].what
     assert do in pieces[0].do
@@ -79,7 +76,7 @@ def test_waits_of_several_causes_share_the_idle_time() -> None:
             f"sync cudaStreamSynchronize {at + 20}-{at + 20 + wait}",
         ]
     trace = trace_of(spans("\n".join(text)))
-    pieces = [piece for piece in advice_of(trace) if "the host had waited for it" in piece.what]
+    pieces = [piece for piece in device_advice_of(trace) if "the host had waited for it" in piece.what]
     assert [("x[mask]" in piece.what, "synchronize()" in piece.what) for piece in pieces] == [
         (True, False), (False, True),
     ]  # fmt: skip
@@ -112,13 +109,13 @@ def churn(steps: int, frees: bool) -> Trace:
 
 def test_memory_that_goes_back_to_the_driver_in_each_iteration_is_named() -> None:
     trace = churn(3, True)
-    (piece,) = [piece for piece in advice_of(trace) if piece.question == "device-memory"]
+    (piece,) = [piece for piece in device_advice_of(trace) if piece.question == "device-memory"]
     assert "3 × free, 3 × malloc" in piece.what
     assert "torch.cuda.empty_cache()" in piece.do
     assert piece.gain.value <= 3 * (150 + 130) / 1e3 + 1e-9
     bounded([piece], trace)
     for other in (churn(3, False), churn(1, True)):  # a warm-up requests, and returns nothing
-        assert not [piece for piece in advice_of(other) if piece.question == "device-memory"]
+        assert not [piece for piece in device_advice_of(other) if piece.question == "device-memory"]
 
 
 def work(op: str, kernel: str, dtype: str = "float") -> Trace:
@@ -137,12 +134,12 @@ def test_double_precision_and_dense_gradients_on_a_device_are_named_with_bounds(
         (work("aten::add", "vectorized_elementwise_kernel_double"), "device-double", 0.5),
         (work("aten::embedding_dense_backward", "embedding_backward_kernel"), "device-gradients", 1.0),
     ):
-        (piece,) = [piece for piece in advice_of(trace) if piece.question == question]
+        (piece,) = [piece for piece in device_advice_of(trace) if piece.question == question]
         assert piece.at_most
         assert piece.gain.value <= share * 0.9 + 1e-9
         assert piece.gain.value > 0
         bounded([piece], trace)
-    quiet = advice_of(work("aten::mm", "ampere_sgemm_128x64"))
+    quiet = device_advice_of(work("aten::mm", "ampere_sgemm_128x64"))
     assert not [piece for piece in quiet if piece.question in ("device-double", "device-gradients")]
 
 

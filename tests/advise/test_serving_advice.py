@@ -238,6 +238,7 @@ def test_an_id_that_comes_again_is_another_request() -> None:
     assert flaws(trace(statements)) == []
 
 
+@pytest.mark.slow
 def test_thousands_of_requests_take_no_quadratic_time() -> None:
     assert remedy(trace(served(3000))).startswith("schedule the next step")
 

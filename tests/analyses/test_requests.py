@@ -274,6 +274,7 @@ def test_a_run_without_a_step_of_a_model_has_the_requests(tmp_path: Path, kept: 
     assert page.stat().st_size
 
 
+@pytest.mark.slow
 def test_a_job_of_ranks_has_the_requests_of_those_without_a_step(tmp_path: Path) -> None:
     engine = Engine("mine")
     for rank in range(2):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 torch = pytest.importorskip("torch")
 
@@ -90,9 +91,9 @@ def test_a_model_is_timed_on_a_device_with_its_whole_step(
 @pytest.mark.parametrize(
     ("fault", "status", "reason"),
     [
-        ("memory", Status.TOO_LARGE, "stand-in out of memory"),
+        deep("memory", Status.TOO_LARGE, "stand-in out of memory"),
         ("lost", Status.FAILED, "RuntimeError: stand-in error: an illegal address was used"),
-        ("hang", Status.TIMED_OUT, "one batch of calls takes more than 3 s"),
+        deep("hang", Status.TIMED_OUT, "one batch of calls takes more than 3 s"),
     ],
 )
 def test_a_block_with_a_fault_is_marked_and_the_others_are_timed(
@@ -106,7 +107,7 @@ def test_a_block_with_a_fault_is_marked_and_the_others_are_timed(
     assert found["sigmoid"].reason.startswith(reason)
 
 
-@pytest.mark.parametrize("fault", ["memory", "lost", "hang"])
+@pytest.mark.parametrize("fault", [deep("memory"), deep("lost"), deep("hang")])
 def test_a_step_whose_energy_cannot_be_measured_has_its_time(
     fault: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_step_whose_energy_cannot_be_measured_has_its_time(
         assert fault == "hang" or "stand-in" in timing.reason
 
 
+@pytest.mark.slow
 def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,8 +156,10 @@ def test_a_device_that_is_gone_ends_the_timing_and_what_was_timed_is_kept(
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("memory", "standin:0 cannot be used: it has too little memory free (stand-in out of memory.*; end what else"),
-        ("lost", "standin:0 cannot be used: stand-in error: an illegal address was used; `xsp doctor` says"),
+        deep(
+            "memory", "standin:0 cannot be used: it has too little memory free (stand-in out of memory.*; end what else"
+        ),
+        deep("lost", "standin:0 cannot be used: stand-in error: an illegal address was used; `xsp doctor` says"),
     ],
 )
 def test_a_device_that_fails_beside_the_blocks_is_named_and_no_block_is_blamed(
@@ -185,7 +189,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({}, ["--device", "H200"], "there is no device 'H200'; here are cpu, standin:0"),
         ({"obstacle": "standin:0 is busy, 97 % by other processes"}, ["--device", "standin"], "is busy, 97 %"),
         ({}, ["--device", "standin", "--threads", "2"], "--threads and --runtime are of the processor"),
-        ({"free_bytes": 1000}, ["--device", "standin"], ""),
+        deep({"free_bytes": 1000}, ["--device", "standin"], ""),
     ],
 )
 def test_a_device_that_cannot_be_used_is_one_error(
@@ -257,7 +261,8 @@ def test_files_of_timings_from_before_the_later_columns_are_read(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("fault", "how"), [("hang", "did not end within 10 s"), ("exit", "ended the process that ran it .exit code 9.")]
+    ("fault", "how"),
+    [deep("hang", "did not end within 10 s"), deep("exit", "ended the process that ran it .exit code 9.")],
 )
 def test_fixed_work_that_hangs_or_ends_its_process_after_blocks_is_named_and_no_block_is_blamed(
     fault: str, how: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from depth import deep, first
 
 torch = pytest.importorskip("torch")
 
@@ -80,6 +81,7 @@ def test_the_energy_of_a_step_is_that_of_its_time_waited_for_and_captured(
     assert float(watts) == pytest.approx(500, rel=0.05)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_what_cannot_be_captured_or_was_not_timed_is_a_named_hole(
     assert "its calls alone" in found.limit_text
 
 
+@pytest.mark.slow
 def test_a_step_of_which_only_the_whole_is_timed_is_not_said_to_be_untimed(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_step_of_which_only_the_whole_is_timed_is_not_said_to_be_untimed(
     assert found.absent["issued"].startswith("neither the captured step nor enough of its calls are timed: xsp bench")
 
 
+@pytest.mark.slow
 def test_a_device_that_is_too_small_is_the_reason_for_what_is_not_timed(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +122,7 @@ def test_a_device_that_is_too_small_is_the_reason_for_what_is_not_timed(
     assert "of 500 B allowed" in found.absent["as_run"]
 
 
+@pytest.mark.slow
 def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_step(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +196,7 @@ def bound_of(recorded: tuple[Path, Timings], name: str, **options: object) -> tu
     return found, entry["profile"]["kernel_ms"] * 1e6
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", first(2, SUMS))
 def test_the_ladder_of_recorded_timings_meets_the_kernels_of_the_step(
     name: str, recorded: tuple[Path, Timings]
 ) -> None:
@@ -212,8 +217,8 @@ def test_the_ladder_of_recorded_timings_meets_the_kernels_of_the_step(
 @pytest.mark.parametrize(
     "name",
     [
-        "torchvision-resnet50-b32", "torchvision-resnet50-b1", "torchvision-mobilenet_v3_large-b32",
-        "torchvision-convnext_tiny-b16",
+        "torchvision-resnet50-b32", deep("torchvision-resnet50-b1"), deep("torchvision-mobilenet_v3_large-b32"),
+        deep("torchvision-convnext_tiny-b16"),
     ],
 )  # fmt: skip
 def test_calls_alone_exceed_the_kernels_by_less_than_a_gap_for_each(name: str, recorded: tuple[Path, Timings]) -> None:
@@ -230,7 +235,7 @@ def test_calls_alone_exceed_the_kernels_by_less_than_a_gap_for_each(name: str, r
     [
         ("torchvision-resnet50-b1", "the host limits: it takes 4.82 ms to issue the step, and the device 901 µs; "
          'capture it (CUDA graphs, torch.compile(mode="reduce-overhead")): up to 5.2 times as fast'),
-        ("transformers-gpt2-b4-train", "and its calls alone 14.2 ms; capture it"),
+        deep("transformers-gpt2-b4-train", "and its calls alone 14.2 ms; capture it"),
         ("timm-vit_base_patch16_224-b16", "the device limits: the device 16.5 ms of 16.8 ms; the largest difference "
          "is kernel efficiency, 7.7"),
     ],
@@ -243,6 +248,7 @@ def test_what_limits_a_recorded_step_is_a_sentence(name: str, sentence: str, rec
     assert "--fill" not in page, "the calls of a product cannot be timed here"
 
 
+@pytest.mark.slow
 def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(recorded: tuple[Path, Timings]) -> None:
     name = "torchvision-resnet50-b1"
     trace = recorded[0] / "traces" / f"{name}.json.gz"
@@ -278,9 +284,10 @@ def test_timings_of_a_product_are_imported_with_its_environment(
     assert "up to 5.2 times as fast" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "alone", "all_calls"),
-    [("torchvision:resnet18", 64, 0.70, 1.02), ("transformers:gpt2", 4, 0.83, 1.00)],
+    [("torchvision:resnet18", 64, 0.70, 1.02), deep("transformers:gpt2", 4, 0.83, 1.00)],
 )
 def test_the_calls_of_a_training_step_meet_its_kernels_once_the_devices_operators_are_captured(
     model: str, batch: int, alone: float, all_calls: float, recorded: tuple[Path, Timings]

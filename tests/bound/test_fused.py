@@ -11,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphruns import graph_of  # noqa: E402
+
 import xsp  # noqa: E402
 from xsp.bound import ceiling as roof  # noqa: E402
 from xsp.bound import fused  # noqa: E402
@@ -40,10 +42,6 @@ class Function(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.function(*inputs)
-
-
-def graph_of(function: Callable[..., Any], *inputs: Any) -> Graph:
-    return xsp.graph.of(Function(function), *inputs)
 
 
 def test_a_chain_reads_its_input_and_writes_its_result() -> None:

@@ -248,6 +248,7 @@ def test_a_window_that_slides_within_the_range_makes_no_curve(known) -> None:
     assert below.cache_crossing is not None
 
 
+@pytest.mark.slow
 def test_of_experts_the_expected_share_is_active(known) -> None:
     found = language.of(MIXTRAL, LENGTHS, timings=known, threads=1, batch=2)
     active = found.decode.points[0].active
@@ -305,6 +306,7 @@ def test_the_command_shows_curves_within_80_columns_and_as_json(known, capsys, t
     assert main(["bound", GPT2, "--decode", "16", "--measure", "1s"]) == 2
 
 
+@pytest.mark.slow
 def test_steps_are_measured_in_turns_and_the_threads_of_torch_are_as_before(known) -> None:
     import torch
 
@@ -323,6 +325,7 @@ def test_a_model_that_generates_no_text_has_no_curves(known) -> None:
         language.of("transformers:vit", timings=known)
 
 
+@pytest.mark.slow
 def test_the_curves_of_a_language_model_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import standin
 

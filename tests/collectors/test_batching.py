@@ -15,26 +15,31 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-api = pytest.importorskip("transformers.generation.continuous_batching.continuous_api")
 
 from engines import Told  # noqa: E402
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from xsp import serving, stats  # noqa: E402
 from xsp.serving import PARTS, RequestAccount  # noqa: E402
 from xsp_collectors import batching  # noqa: E402
 from xsp_collectors.batching import ContinuousBatching  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    any(not hasattr(getattr(api, owner, None), name) for owner, names in batching.NEEDED.items() for name in names),
-    reason="this transformers has another continuous batching",
-)
-
 SLACK_NS = 5_000_000
 """What the client's thread may wait for a core or the lock of the interpreter, beside 2 %."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def api() -> Any:
+    """The module of continuous batching, which takes seconds to import: not where tests are only collected."""
+    found = pytest.importorskip("transformers.generation.continuous_batching.continuous_api")
+    for owner, names in batching.NEEDED.items():
+        if any(not hasattr(getattr(found, owner, None), name) for name in names):
+            pytest.skip("this transformers has another continuous batching")
+    return found
+
+
 def model(layers: int = 2, hidden: int = 64) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=4,
@@ -49,13 +54,15 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def manager_of(net: Any, **config: Any) -> Any:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
     config = {"num_blocks": 512, "max_batch_tokens": 256, **config}
     generation = GenerationConfig(max_new_tokens=10, do_sample=False, eos_token_id=-1, pad_token_id=0)
     return net.init_continuous_batching(generation, ContinuousBatchingConfig(**config))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(api: Any) -> Iterator[None]:
     before = [getattr(getattr(api, owner), name) for owner, names in batching.NEEDED.items() for name in names]
     finders = list(sys.meta_path)
     yield
@@ -207,6 +214,7 @@ def test_a_planted_long_neighbour_and_a_planted_queue_are_seen(told: Told) -> No
     assert parts["queue"] > 0.6 * last.latency_ns
 
 
+@pytest.mark.slow
 def test_cancelled_and_failed_requests_are_said_to_be_so(told: Told) -> None:
     net = model()
     manager = manager_of(net)
@@ -314,7 +322,7 @@ assert 'exec_module' not in vars(api.__loader__)
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
-def test_another_continuous_batching_is_left_alone_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_continuous_batching_is_left_alone_with_a_note(monkeypatch: pytest.MonkeyPatch, api: Any) -> None:
     monkeypatch.delattr(api.ContinuousBatchProcessor, "update_batch")
     before = api.ContinuousBatchingManager.add_request
     collector = ContinuousBatching()

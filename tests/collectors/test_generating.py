@@ -9,20 +9,25 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-utils = pytest.importorskip("transformers.generation.utils")
 
 from engines import Told  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from xsp import serving  # noqa: E402
 from xsp_collectors.generating import Generation  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(utils.GenerationMixin, "_sample"), reason="this transformers has another generate"
-)
+
+@pytest.fixture(scope="module", autouse=True)
+def utils() -> Any:
+    """The module of `generate`, which takes seconds to import: not where tests are only collected."""
+    found = pytest.importorskip("transformers.generation.utils")
+    if not hasattr(found.GenerationMixin, "_sample"):
+        pytest.skip("this transformers has another generate")
+    return found
 
 
 def drawn(seed: int, hidden: int) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     config = LlamaConfig(
         hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1, num_attention_heads=2,
@@ -37,7 +42,7 @@ def model() -> Any:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def told(utils: Any) -> Iterator[Told]:
     log, collector = Told(), Generation()
     original = utils.GenerationMixin.__dict__["_sample"]
     serving.attach(log)
@@ -203,7 +208,7 @@ def test_a_call_that_fails_ends_its_requests_and_another_thread_has_its_own_step
     assert told.notes == []
 
 
-def test_a_library_without_the_method_is_left_alone_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_the_method_is_left_alone_with_a_note(monkeypatch: pytest.MonkeyPatch, utils: Any) -> None:
     monkeypatch.delattr(utils.GenerationMixin, "_sample")
     collector = Generation()
     collector.open()
@@ -212,7 +217,7 @@ def test_a_library_without_the_method_is_left_alone_with_a_note(monkeypatch: pyt
     assert "transformers has no GenerationMixin._sample" in note
 
 
-def test_arguments_of_another_form_run_as_without(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_another_form_run_as_without(model: Any, monkeypatch: pytest.MonkeyPatch, utils: Any) -> None:
     monkeypatch.setattr(utils.GenerationMixin, "_sample", lambda self, *_, **__: "own")
     collector = Generation()
     collector.open()

@@ -79,6 +79,7 @@ def test_calls_are_timed_and_each_set_of_arguments_is_used(device: Device) -> No
         assert few.ns == few.issue_ns
 
 
+@pytest.mark.slow
 def test_what_precedes_each_call_is_not_timed(device: Device) -> None:
     large, small = tensors(device, 1024, 2)
     calls: list[str] = []

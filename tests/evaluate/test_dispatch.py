@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
@@ -168,9 +169,7 @@ class Killed(processes.WorkerProcess):
         return line
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(None, id="at its end"), *(pytest.param(each, marks=pytest.mark.slow) for each in range(20))]
-)
+@pytest.mark.parametrize("seed", [deep(None, id="at its end"), *map(deep, range(20))])
 def test_a_manifest_whose_process_is_killed_at_any_moment_has_one_result(
     seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

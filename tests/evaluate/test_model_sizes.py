@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 pytest.importorskip("pydantic")
 pytest.importorskip("fastapi")
@@ -17,20 +18,26 @@ from xsp.evaluate.manifest import Model
 from xsp.evaluate.web import modelsize
 from xsp.evaluate.web.modelsize import MOST_PARAMETERS, ModelSizes
 
+MANY_MODULES = "transformers:bert?num_hidden_layers=1000000&hidden_size=2&num_attention_heads=1&intermediate_size=1"
 TOO_LARGE = (
     "transformers:bert?vocab_size=1000000&hidden_size=2400",
     "transformers:bert?hidden_size=99999999",
     "transformers:bert?num_hidden_layers=1000000",
-    "transformers:bert?num_hidden_layers=1000000&hidden_size=2&num_attention_heads=1&intermediate_size=1",
+    MANY_MODULES,
     "transformers:bert?max_position_embeddings=10000000000",
     "transformers:llama",
     "transformers:ctrl?n_positions=1000000&n_embd=100000",
 )
 
 
-@pytest.mark.parametrize("source", TOO_LARGE)
+@pytest.mark.parametrize("source", [deep(each) if each == MANY_MODULES else each for each in TOO_LARGE])
 def test_all_parameters_together_are_bounded(source: str) -> None:
     assert modelsize.count(source, models.Settings()) > MOST_PARAMETERS
+
+
+def test_all_modules_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modelsize, "MOST_MODULES", 1000)
+    assert modelsize.count(MANY_MODULES, models.Settings()) > MOST_PARAMETERS
 
 
 def test_the_parameters_of_a_model_are_counted_once_and_exactly() -> None:

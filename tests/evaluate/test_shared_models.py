@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 pytest.importorskip("pydantic")
 pytest.importorskip("yaml")
@@ -42,10 +43,10 @@ def evaluated(manifest: Manifest, folder: Path) -> results.Result:
 
 @pytest.mark.parametrize("model", [
     pytest.param({"precision": "bfloat16"}, id="another precision"),
-    pytest.param({"source": "torchvision:resnet18"}, id="running statistics"),
-    pytest.param({"source": "timm:mixer_s32_224"}, marks=pytest.mark.slow, id="a head that is zero"),
-    pytest.param({"source": "timm:swin_tiny_patch4_window7_224"}, marks=pytest.mark.slow, id="buffers of parameters"),
-    pytest.param({"source": "transformers:bert"}, marks=pytest.mark.slow, id="tied weights"),
+    deep({"source": "torchvision:resnet18"}, id="running statistics"),
+    deep({"source": "timm:mixer_s32_224"}, id="a head that is zero"),
+    deep({"source": "timm:swin_tiny_patch4_window7_224"}, id="buffers of parameters"),
+    deep({"source": "transformers:bert"}, id="tied weights"),
 ])  # fmt: skip
 def test_outputs_are_the_same_and_the_second_process_finds_the_weights_there(
     model: dict[str, Any], tmp_path: Path, place: Path

@@ -132,6 +132,14 @@ def test_arrays_by_the_name_of_an_input(folder: Path) -> None:
     assert not (before == after).all()
 
 
+def test_a_file_that_reads_its_input_finds_none_and_takes_no_question(folder: Path) -> None:
+    code = (folder / "steps.py").read_text(encoding="utf-8")
+    (folder / "steps.py").write_text(f"import sys\nassert sys.stdin.read() == ''\n{code}", encoding="utf-8")
+    before = carried_out(asked("synthetic"), folder).outputs()["output0"]
+    after = carried_out(asked("synthetic", preprocess=named("doubled")), folder).outputs()["output0"]
+    assert not (before == after).all()
+
+
 @pytest.mark.parametrize(
     ("side", "given", "says"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,26 +193,30 @@ def step(data: st.DataObject, plain: Plain, places: list[int], nodes: list[Any])
     return held
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_the_longest_path_is_that_of_the_reads_after_writes_in_memory(data: st.DataObject) -> None:
+@pytest.mark.parametrize("examples", [50, deep(300)])
+def test_the_longest_path_is_that_of_the_reads_after_writes_in_memory(examples: int) -> None:
     from xsp.graph.recorder import Recorder
 
-    recorder, plain, places = Recorder(), Plain(), []
-    with torch.inference_mode(), recorder.recording():
-        held = step(data, plain, places, recorder.nodes)
-    if not recorder.nodes:
-        return
-    graph = recorder.finish(held).graph("made", Source.CAPTURED, {})
-    assert measures(graph)["longest_path"] == max(plain.depth, default=0)
-    assert all(graph.nodes[place].kind.value != "view" for place in places)
-    after = reachable(graph)
-    assert all(places[second] in after[places[first]] for first, second in plain.orders), "an order has no edge"
-    assert files.from_plain(files.to_plain(graph)) == graph
-    again = Draft(graph).finish()[0]
-    assert measures(again)["longest_path"] == measures(graph)["longest_path"]
-    after = reachable(again)
-    assert all(places[second] in after[places[first]] for first, second in plain.orders), "an order has no edge"
+    @settings(max_examples=examples, deadline=None)
+    @given(st.data())
+    def holds(data: st.DataObject) -> None:
+        recorder, plain, places = Recorder(), Plain(), []
+        with torch.inference_mode(), recorder.recording():
+            held = step(data, plain, places, recorder.nodes)
+        if not recorder.nodes:
+            return
+        graph = recorder.finish(held).graph("made", Source.CAPTURED, {})
+        assert measures(graph)["longest_path"] == max(plain.depth, default=0)
+        assert all(graph.nodes[place].kind.value != "view" for place in places)
+        after = reachable(graph)
+        assert all(places[second] in after[places[first]] for first, second in plain.orders), "an order has no edge"
+        assert files.from_plain(files.to_plain(graph)) == graph
+        again = Draft(graph).finish()[0]
+        assert measures(again)["longest_path"] == measures(graph)["longest_path"]
+        after = reachable(again)
+        assert all(places[second] in after[places[first]] for first, second in plain.orders), "an order has no edge"
+
+    holds()
 
 
 def reachable(graph: Graph) -> list[set[int]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import cached, plugins
@@ -85,6 +86,7 @@ def test_the_second_load_opens_what_the_first_one_imported(
     assert len(entries(folder)) == 1
 
 
+@pytest.mark.slow
 def test_ranks_in_a_folder_are_one_entry(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         write(tmp_path / "job" / f"rank-{rank}.json", rank, kernels=3 + rank)
@@ -132,11 +134,11 @@ def _of_another(path: Path) -> None:
     [
         lambda entry: os.truncate(entry / "merged.parquet", 100),
         lambda entry: (entry / "run.json").write_text((entry / "run.json").read_text().replace("kineto", "kinetO")),
-        lambda entry: (entry / "steps" / "000000.parquet").unlink(),
-        lambda entry: (entry / "steps" / "000001.parquet").write_bytes(b"PAR1"),
+        deep(lambda entry: (entry / "steps" / "000000.parquet").unlink()),
+        deep(lambda entry: (entry / "steps" / "000001.parquet").write_bytes(b"PAR1")),
         lambda entry: (entry / cached.FILES).unlink(),
-        lambda entry: (entry / cached.FILES).write_text("[]"),
-        lambda entry: (entry / cached.FILES).write_bytes(b"\xff"),
+        deep(lambda entry: (entry / cached.FILES).write_text("[]")),
+        deep(lambda entry: (entry / cached.FILES).write_bytes(b"\xff")),
         _of_another,
     ],
     ids=["cut", "edited", "without a table", "with another table", "no list", "another form", "binary", "of another"],

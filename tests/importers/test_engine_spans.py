@@ -207,6 +207,7 @@ def test_spans_without_requests_do_not_go_together_with_a_trace(tmp_path: Path) 
         xsp.load(paths)
 
 
+@pytest.mark.slow
 def test_damaged_values_of_a_span_leave_it_out_and_it_is_said(tmp_path: Path) -> None:
     good, other = of_engine("vllm")
     for index, value in enumerate([{"doubleValue": -1.0}, {"stringValue": "soon"}, {"doubleValue": 1e300}]):

@@ -319,6 +319,7 @@ def test_names_stay_behind_unless_they_are_asked_for(tmp_path: Path) -> None:
     assert xsp.load(tmp_path / "with").run["names"] == {"traceName": "/home/ann/t.json", "host_name": "box7"}
 
 
+@pytest.mark.slow
 def test_files_of_ranks_become_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (0, 1):
         file(

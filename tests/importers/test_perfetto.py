@@ -200,6 +200,7 @@ BYTES = st.lists(
 )
 
 
+@pytest.mark.slow
 @examples(40)
 @given(mutations=BYTES)
 def test_no_bytes_lead_to_another_error(tmp_path: Path, mutations: list[tuple[float, str, bytes]]) -> None:

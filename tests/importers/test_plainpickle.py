@@ -35,6 +35,7 @@ MOST_MEMORY = 16
 TIMES, SEED = int(os.environ.get("XSP_FUZZ_TIMES", "300")), int(os.environ.get("XSP_FUZZ_SEED", "1"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(PLAIN, st.integers(3, 5))  # protocol 2 has no bytes
 def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
@@ -99,6 +100,7 @@ def test_a_small_pickle_of_something_large_is_one_line(name: str, tmp_path: Path
     assert "Traceback" not in printed.err
 
 
+@pytest.mark.slow
 def test_a_small_gzip_of_something_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "memory.pickle.gz"
     path.write_bytes(gzip.compress(proto(b"N0" * (64 << 20), b"."), 6))

@@ -265,6 +265,7 @@ def test_a_capture_that_records_one_more_call_than_the_graph_has_kernels_still_f
     assert plain(attributed(trace)) == OF_MODEL
 
 
+@pytest.mark.slow
 def test_each_rank_has_the_capture_of_its_own_rank_and_a_trace_may_have_several_captures(tmp_path: Path) -> None:
     files = []
     for rank in range(2):
@@ -287,6 +288,7 @@ def test_each_rank_has_the_capture_of_its_own_rank_and_a_trace_may_have_several_
     assert rows == [(rank, f"Rank{rank}_{name}") for rank in range(2) for name in own]
 
 
+@pytest.mark.slow
 def test_many_replays_of_captures_of_many_sizes_are_paired_in_a_moment(tmp_path: Path) -> None:
     made, capture = Made(), Made()
     for _ in range(300):

@@ -97,6 +97,7 @@ def test_the_first_screen_states_each_kind_and_describes_the_one_with_most_time(
     assert len(firstscreen.text(screen, 100).splitlines()) <= firstscreen.MOST_LINES
 
 
+@pytest.mark.slow
 def test_a_kind_that_is_asked_for_is_what_all_tables_describe(tmp_path: Path) -> None:
     path = served(tmp_path / "t.json", SYNCHRONOUS)
     trace = xsp.load(path, kind="decode")
@@ -147,6 +148,7 @@ def test_steps_that_the_profiler_marks_have_the_kind_of_the_annotation_inside(tm
     assert {(name, count) for name, count, *_ in of_kinds(trace)} == {("decode", 1), ("prefill", 1)}
 
 
+@pytest.mark.slow
 def test_kinds_of_several_ranks_have_the_same_numbers(tmp_path: Path) -> None:
     served(tmp_path / "rank0.json", [(DECODE, 500.0, 10.0, 400.0)] * 2)
     served(tmp_path / "rank1.json", [(PREFILL, 600.0, 10.0, 500.0), *[(DECODE, 500.0, 10.0, 450.0)] * 2], rank=1)

@@ -172,6 +172,7 @@ def test_what_is_not_escaped_is_mended_in_a_copy_and_counted(
     assert path.read_bytes() == content
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=4), st.sampled_from([None, 2]))
 def test_valid_json_stays_as_it_is(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], indent: int | None

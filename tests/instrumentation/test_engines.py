@@ -220,6 +220,7 @@ def test_an_unsampled_step_costs_little(service: Service) -> None:
             traced.finish(number)
 
 
+@pytest.mark.slow
 def test_what_a_receiver_gets_answers_as_a_run_does(service: Service, tmp_path: Path) -> None:
     encoder = pytest.importorskip("opentelemetry.exporter.otlp.proto.common.trace_encoder")
     net = model()

@@ -240,6 +240,7 @@ def test_the_features_of_ernest_find_what_is_divided_and_what_grows_with_the_mac
     assert found == pytest.approx([took(64, 128), took(16, 8)], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_simulated_step_is_a_baseline_with_one_factor_and_a_forest_is_always_the_same() -> None:
     steps = [(b, n, 0.1 * b + n) for b in (1, 2, 4) for n in (1, 2)]
     made = [{"batch": b, "ranks": n, "dag": dag, "step_s": 1.3 * dag} for b, n, dag in steps]

@@ -101,6 +101,7 @@ def test_what_to_record_next_was_not_recorded(place: Path, capsys: pytest.Captur
     ]
 
 
+@pytest.mark.slow
 def test_a_value_may_have_a_unit_as_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "memory,step_ms\n" + "".join(f"{size} GiB,{3 * size}\n" for size in (1, 2, 3, 4, 6, 8, 12, 16))
     (tmp_path / "t.csv").write_text(text)

@@ -304,6 +304,7 @@ def test_the_interval_of_one_calibration_is_the_assumed_one_and_repetitions_chan
     assert unstable.computing < once.computing
 
 
+@pytest.mark.slow
 def test_processes_that_copy_at_other_speeds_widen_the_interval_of_the_whole_step(tmp_path: Path) -> None:
     link = measured.of(timed(tmp_path, HERE))
     assert link.curves is not None
@@ -344,6 +345,7 @@ def test_calibrations_that_differ_have_intervals_that_contain_each_other(tmp_pat
     assert low[1] > high[0]
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_step_in_nine_of_ten_repetitions(tmp_path: Path) -> None:
     chance = random.Random(7)
     covered = 0

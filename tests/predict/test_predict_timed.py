@@ -53,6 +53,7 @@ def test_a_model_is_predicted_on_a_device_without_a_run(
     assert "from timings of single calls on 1 rank" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_layers_and_update_add_up_to_the_step(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     step = timedstep.of(model, device="standin", timings=tmp_path / "timings", fill=60.0)
@@ -84,6 +85,7 @@ def test_what_is_not_timed_or_not_here_is_one_error(
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_while_calls_are_timed_is_the_reason_that_is_said(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_device_that_is_lost_while_calls_are_timed_is_the_reason_that_is_said(
         timedstep.of(model, device="standin", timings=tmp_path / "timings", fill=30.0)
 
 
+@pytest.mark.slow
 def test_a_lost_device_is_said_however_much_else_is_wrong_with_the_timings(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +111,7 @@ def test_a_lost_device_is_said_however_much_else_is_wrong_with_the_timings(
     assert any("was lost" in problem for problem in bound.problems)
 
 
+@pytest.mark.slow
 def test_why_calls_that_were_tried_have_no_timing_is_said_also_if_others_have_one(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,8 +139,8 @@ def test_a_recorded_training_step_of_an_h200_is_predicted_from_its_timings(
     folder = shared / "gpu"
     if not (folder / "isolated.json.gz").exists():
         pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
-    timings = recordeddevice.stored(folder, tmp_path / "timings")
     name = "torchvision-resnet18-b64-train"
+    timings = recordeddevice.stored(folder, tmp_path / "timings", name)
     graph = folder / "graphs" / f"{name}.json.gz"
     words = ["predict", str(graph), "--device", "H200", "--timings", str(timings.folder), "--link", "nvlink4"]
     assert cli.main([*words, "--ranks", "1,8", "--format", "json"]) == 0

@@ -39,6 +39,7 @@ def model(tmp_path: Path) -> str:
 # --- on the stand-in ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_is_advised_on_a_device_that_is_named(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_step_that_reads_a_value_is_not_advised_streams_and_a_capture_only_wit
 # --- recorded on an H200 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_advice_on_a_model_from_recorded_timings(shared: Path, tmp_path: Path) -> None:
     folder = shared / "gpu"
     if not (folder / "isolated.json.gz").exists():
@@ -228,7 +230,7 @@ def test_a_trace_of_a_device_uses_the_timings_of_that_device_and_says_what_is_mi
     folder = shared / "gpu"
     if not (folder / "isolated.json.gz").exists():
         pytest.skip("shared/gpu, recorded on an H200, is not beside the checkout")
-    timings = recordeddevice.stored(folder, tmp_path / "timings")
+    timings = recordeddevice.stored(folder, tmp_path / "timings", "torchvision-resnet50-b1")
     path = str(folder / "traces" / "torchvision-resnet50-b1.json.gz")
     for stored in (timings.folder, tmp_path / "none"):
         report = advise.of(path, settings={"timings": stored})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import rundir, table
@@ -33,7 +34,7 @@ def request(run: str) -> Any:
     return list(parts_of(json.loads(json.dumps(document)), "test"))
 
 
-@pytest.mark.parametrize("slow", ["write_columns", "write_run"])
+@pytest.mark.parametrize("slow", ["write_columns", deep("write_run")])
 def test_a_client_whose_files_are_synced_slowly_keeps_no_other_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 pytest.importorskip("opentelemetry.proto")
 
@@ -43,8 +44,9 @@ def test_a_clock_that_jumps_changes_no_deadline_and_no_order(
         assert "time.time(" not in Path(module.__file__).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize("ending", ["_exit", "exec"])
+@pytest.mark.parametrize("ending", ["_exit", deep("exec")])
 def test_a_forked_sender_that_ends_without_a_word_leaves_its_acknowledged_spans(ending: str, tmp_path: Path) -> None:
     """Parent and child share a connection; the child ends at once, and the parent goes on with it."""
     from realparts import ServeProcess

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from depth import deep
 from servicespans import of_service
 
 import xsp
@@ -40,7 +41,7 @@ def long_sleep(_: Path, __: Path, opened: Callable[[Any], None]) -> None:
     raise OSError("it was cut off")
 
 
-@pytest.mark.parametrize(("slow", "has_ended"), [(long_query, True), (long_sleep, False)])
+@pytest.mark.parametrize(("slow", "has_ended"), [(long_query, True), deep(long_sleep, False)])
 def test_what_is_not_in_order_in_time_is_put_in_order_by_the_next_receiver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: Any, has_ended: bool
 ) -> None:
@@ -70,6 +71,7 @@ def test_what_is_not_in_order_in_time_is_put_in_order_by_the_next_receiver(
         following.close()
 
 
+@pytest.mark.slow
 def test_an_order_that_is_cut_off_between_two_files_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from commands import exit_code
+from depth import deep
 
 pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
@@ -63,7 +64,7 @@ def many(count: int, sender: int = 0) -> bytes:
 # --- what is sent arrives ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
+@pytest.mark.parametrize("door", ["http", deep("grpc")])
 def test_a_run_arrives_as_it_was(receiver: ServeProcess, run: Path, small_whole: Snapshot, door: str) -> None:
     export_run(run, getattr(receiver, door))
     (place,) = receiver.runs()
@@ -246,7 +247,6 @@ def test_a_receiver_goes_on_with_a_run_that_was_cut(run: Path, small_whole: Snap
 
 
 GOOD = body()
-BOMB = gzip.compress(bytes(200 << 20))
 
 
 BAD = [
@@ -259,7 +259,6 @@ BAD = [
     (GOOD, {**PROTOBUF, "Content-Encoding": "br"}, "/v1/traces", 415),
     (GOOD, {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 400),
     (gzip.compress(GOOD)[:-9], {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 400),
-    (BOMB, {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 413),
     (GOOD, PROTOBUF, "/v1/metrics", 404),
     (GOOD, PROTOBUF, "/../../etc/passwd", 404),
 ]
@@ -267,7 +266,8 @@ BAD = [
 
 
 def test_bad_requests_are_refused_store_nothing_and_harm_nobody(receiver: ServeProcess) -> None:
-    for content, headers, path, status in BAD:
+    bomb = (gzip.compress(bytes(200 << 20)), {**PROTOBUF, "Content-Encoding": "gzip"}, "/v1/traces", 413)
+    for content, headers, path, status in [*BAD, bomb]:
         assert receiver.post(content, headers, path).status_code == status, (content[:40], headers, path)
         assert receiver.runs() == []
     assert receiver.post(GOOD).status_code == 200

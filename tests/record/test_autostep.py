@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep, first
 
 pytest.importorskip("torch")
 
@@ -92,7 +93,7 @@ def test_calls_that_passed_unseen_are_no_prefix_of_a_training_step() -> None:
     assert not order.begins_prefix(net)
 
 
-@pytest.mark.parametrize("of", ["plain", "with_criterion"])
+@pytest.mark.parametrize("of", [deep("plain"), "with_criterion"])
 def test_a_step_holds_its_forward_pass(tmp_path: Path, of: str) -> None:
     trace = recorded(tmp_path / "run", [getattr(Program(), of)] * 40)
     ((shortest_ns, most_between_ns),) = trace.sql(
@@ -262,8 +263,8 @@ def _with_buffer(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-@pytest.mark.parametrize("no_grad_around", ["the model", "all"])
-@pytest.mark.parametrize("of", MULTIPLY)
+@pytest.mark.parametrize("no_grad_around", [deep("the model"), "all"])
+@pytest.mark.parametrize("of", first(1, MULTIPLY))
 def test_transforms_and_losses_between_calls_of_a_model_are_no_steps(
     tmp_path: Path, of: str, no_grad_around: str
 ) -> None:
@@ -292,7 +293,7 @@ def test_transforms_and_losses_between_calls_of_a_model_are_no_steps(
     assert outside == [(0,)]
 
 
-@pytest.mark.parametrize("no_grad_around", ["the model", "all"])
+@pytest.mark.parametrize("no_grad_around", ["the model", deep("all")])
 def test_transforms_of_a_validation_begin_no_training_step(tmp_path: Path, no_grad_around: str) -> None:
     net, transform, criterion = torch.nn.Linear(4, 4), Transform(), torch.nn.MSELoss()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)

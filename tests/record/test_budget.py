@@ -282,6 +282,7 @@ def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> 
     assert timed[0] >= 84, "half of what it would have alone: it gets what the rare kind leaves"
 
 
+@pytest.mark.slow
 @given(
     odd_steps=st.sets(st.integers(0, 399), max_size=40),
     odd_kinds=st.integers(1, 4),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 pytest.importorskip("torch")
 
@@ -32,7 +33,7 @@ X = torch.ones(2, 4)
 LAYERS = [nn.Linear(4, 4).eval() for _ in range(4)]
 
 
-@pytest.mark.parametrize("empty", ["none", "between", "at the end", "at both ends"])
+@pytest.mark.parametrize("empty", ["none", deep("between"), deep("at the end"), "at both ends"])
 def test_layers_called_by_hand_are_one_step_after_three_passes(tmp_path: Path, empty: str) -> None:
     def iteration(_: int) -> None:
         if empty == "at both ends":
@@ -52,9 +53,9 @@ def test_layers_called_by_hand_are_one_step_after_three_passes(tmp_path: Path, e
     "order",
     [
         lambda number: [0, 1],
-        lambda number: [0],
-        lambda number: [0, 1, 1, 1, 1],
-        lambda number: [0, 1, 0, 2],
+        deep(lambda number: [0]),
+        deep(lambda number: [0, 1, 1, 1, 1]),
+        deep(lambda number: [0, 1, 0, 2]),
         lambda number: random.Random(number).sample(range(4), 3),
     ],
     ids=["two in turn", "one", "a decoder after its encoder", "one twice", "no order"],

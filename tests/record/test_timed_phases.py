@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import account
@@ -117,7 +118,7 @@ def test_phases_that_only_recorded_steps_show_come_from_these() -> None:
     assert times_ms(with_phases([*rows, *block], (1.5e6, 2e6, 1e6)))[names.BACKWARD] == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("wait_ms", [1, 6])
+@pytest.mark.parametrize("wait_ms", [1, deep(6)])
 def test_what_each_phase_takes_in_a_program_is_in_its_unrecorded_steps(tmp_path: Path, wait_ms: int) -> None:
     torch = pytest.importorskip("torch")
     own_s: dict[str, list[float]] = {"forward": [], "backward": []}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 
 import xsp
 from xsp import cached, plugins
@@ -63,7 +64,7 @@ def test_the_second_screen_is_the_first_one_and_nothing_is_computed(
     assert screen(capsys, str(file)) == computed
 
 
-@pytest.mark.parametrize("change", ["content", "width", "path", "code", "devices", "options"])
+@pytest.mark.parametrize("change", ["content", "code", *map(deep, ("width", "path", "devices", "options"))])
 def test_it_is_computed_again_when_anything_it_depends_on_changes(
     file: Path,
     folder: Path,

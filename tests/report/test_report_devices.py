@@ -94,9 +94,14 @@ def test_a_figure_of_several_devices_says_so():
     assert shown["device busy"] == "20.0 µs of an iteration of 100 µs; the busiest of 2 GPUs"
 
 
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return Answers(generated(steps=2, layers=3, ops=8, ranks=2))
+
+
 @pytest.mark.parametrize("drawn", CHARTS, ids=lambda each: each.title)
-def test_every_chart_draws_columns_that_its_analysis_has(drawn):
-    answer = Answers(generated(steps=2, layers=3, ops=8, ranks=2))[drawn.analysis]
+def test_every_chart_draws_columns_that_its_analysis_has(drawn, answers):
+    answer = answers[drawn.analysis]
     assert drawn.analysis in ANALYSES
     asked = {*drawn.columns.values(), *drawn.series, *(drawn.pivot or ()), *drawn.names, *drawn.where}
     assert answer.reason or asked <= set(answer.columns)

@@ -49,6 +49,7 @@ def serving_here(folder: Path, capacity_bytes: int = 1 << 20) -> Iterator[Weight
         thread.join(60)
 
 
+@pytest.mark.slow
 def test_a_client_that_has_asked_once_may_stay_for_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_here(tmp_path / "s") as here, client.connect(here.folder) as connection:
         before = client.ask_large(connection, {"ask": "status"})

@@ -91,6 +91,7 @@ def test_the_first_copies_and_the_second_finds_it_on_the_device(there: StoreProc
     assert fakecuda.status(there.folder)["objects"]  # it stays, for the next one
 
 
+@pytest.mark.slow
 def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StoreProcess, tmp_path: Path) -> None:
     held = attach_weights(file_of(tmp_path, "a", 7), there.folder)
     keeper = fakecuda.status(there.folder)["pid"]
@@ -105,6 +106,7 @@ def test_the_host_has_what_is_on_the_device_until_that_is_evicted(there: StorePr
     assert fakecuda.allocation_count(keeper) == 0
 
 
+@pytest.mark.slow
 def test_what_is_attached_on_the_device_is_never_evicted(there: StoreProcess, tmp_path: Path) -> None:
     paths = [file_of(tmp_path, str(at), at, 3 * MIB) for at in range(3)]
     kept = attach_weights(paths[0], there.folder)
@@ -134,7 +136,7 @@ def test_memory_that_others_use_is_made_room_for_by_evicting(standing: StandIn, 
         del first, third
 
 
-@pytest.mark.parametrize("way", ["an attachment", "a check"])
+@pytest.mark.parametrize("way", ["an attachment", deep("a check")])
 def test_what_was_written_is_found_and_renewed(
     way: str, there: StoreProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +203,7 @@ def test_what_serves_the_device_outlives_the_store(standing: StandIn, there: Sto
     wait_for(lambda: fakecuda.has_ended(keeper))
 
 
+@pytest.mark.slow
 def test_a_killed_store_leaves_what_serves_the_device_until_its_clients_end(
     there: StoreProcess, tmp_path: Path
 ) -> None:
@@ -237,7 +240,7 @@ def test_a_killed_keeper_is_one_error(standing: StandIn, tmp_path: Path, capsys:
         assert not attach_weights(path, there.folder).hit
 
 
-@pytest.mark.parametrize("place", ["an attachment", "a copy", "a check"])
+@pytest.mark.parametrize("place", ["an attachment", deep("a copy"), deep("a check")])
 def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
     place: str, standing: StandIn, tmp_path: Path
 ) -> None:
@@ -365,6 +368,7 @@ def test_a_device_that_there_is_not_is_one_error(standing: StandIn) -> None:
         driver.device(3)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_stays_attached_to_nobody(
     there: StoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +381,7 @@ def test_what_cannot_be_opened_stays_attached_to_nobody(
     assert attach_weights(path, there.folder).hit
 
 
+@pytest.mark.slow
 def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: StoreProcess, tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from xsp.share import client, devices\n"
@@ -396,6 +401,7 @@ def test_what_cannot_be_closed_stays_attached_until_the_process_ends(there: Stor
     wait_for(lambda: attached_pids(there.folder) == [])
 
 
+@pytest.mark.slow
 def test_another_number_of_the_same_device_finds_it(there: StoreProcess, tmp_path: Path) -> None:
     assert wire.device_sockets(there.folder) == [wire.device_socket(fakecuda.UUID)]
     with (
@@ -419,6 +425,7 @@ def killing(standing: StandIn, folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_closes_nothing_and_holds_nothing(standing: StandIn, there: StoreProcess) -> None:
     killing(standing, there.folder, "fork")
 

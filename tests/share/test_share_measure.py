@@ -235,6 +235,7 @@ def test_all_ways_load_onto_a_device_and_some_processes_at_once(
     assert "| build |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_device_that_cannot_be_loaded_onto_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

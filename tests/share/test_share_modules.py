@@ -192,13 +192,13 @@ def test_the_attachment_ends_with_the_last_parameter(there: StoreProcess, tmp_pa
     ("change", "says"),
     [
         (lambda state: state.pop("first.bias"), "the file lacks first.bias"),
-        (lambda state: state.pop("norm.running_mean"), "the file lacks norm.running_mean"),
-        (lambda state: (state.pop("head.weight"), state.pop("embed.weight")), "lacks embed.weight, head.weight"),
+        deep(lambda state: state.pop("norm.running_mean"), "the file lacks norm.running_mean"),
+        deep(lambda state: (state.pop("head.weight"), state.pop("embed.weight")), "lacks embed.weight, head.weight"),
         (lambda state: state.update(more=torch.ones(1)), "no place for more; pass strict=False"),
         (lambda state: state.update({"first.bias": torch.ones(6)}), r"first.bias is \[6\] in the file and \[5\]"),
-        (lambda state: state.update({"first.bias": torch.ones(5).half()}), "float16 in the file and float32"),
+        deep(lambda state: state.update({"first.bias": torch.ones(5).half()}), "float16 in the file and float32"),
         (lambda state: state.update({"head.weight": torch.ones(7, 5)}), "tied, but differ"),
-        (lambda state: state.update({"norm.running_var": torch.ones(1)}), r"running_var is \[1\]"),
+        deep(lambda state: state.update({"norm.running_var": torch.ones(1)}), r"running_var is \[1\]"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(

@@ -40,11 +40,17 @@ def environment_of(recorded: dict[str, Any]) -> Environment:
     return Environment({"device": device, **{name: recorded[name] for name in ("torch", "cuda", "cudnn")}})
 
 
-def stored(folder: Path, timings: Path) -> Timings:
-    """Write the recorded timings into a folder, with warm and with cold caches, and those of whole steps."""
+def stored(folder: Path, timings: Path, only: str | None = None) -> Timings:
+    """Write the recorded timings into a folder, with warm and with cold caches, and those of whole steps.
+
+    Args:
+        folder: the recorded ones.
+        timings: the folder to write.
+        only: name of the one step whose timings are written; by default those of all.
+    """
     recorded = read(folder)
     found = Timings.open(timings, environment_of(recorded))
-    for entry in recorded["models"]:
+    for entry in (each for each in recorded["models"] if only in (None, step_name(each))):
         found.add(_of_step(entry, graph_of(folder, entry), found.environment))
     return found
 

@@ -137,18 +137,7 @@ def _window(trace: Trace) -> _Window:
         f"WHERE kind = '{Kind.STEP}' ORDER BY dur_ns DESC, trace_id, span_id LIMIT 1"
     ).fetchall()
     if not steps:
-        # the time of the first rank's spans, as if it were a step
-        rows = trace.con.execute(
-            "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
-            "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
-        ).fetchall()
-        if not rows:
-            raise AnalysisError(
-                f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none"
-            )
-        rank, start, end = rows[0]
-        spans = f"rank IS NOT DISTINCT FROM {_sql(rank)}"
-        return _Window(spans, rank, start, end, _busiest(trace, spans))
+        return _whole_trace(trace)
     trace_id, step, rung, rank, start, end, process, thread = steps[0]
     identity = {"trace_id": trace_id, "step": step, "rung": rung, "rank": rank}
     spans = " AND ".join(f"{name} IS NOT DISTINCT FROM {_sql(value)}" for name, value in identity.items())
@@ -165,6 +154,19 @@ def _busiest(trace: Trace, spans: str) -> Thread:
         "GROUP BY process, thread ORDER BY max(start_ns + dur_ns) - min(start_ns) DESC, count(*) DESC, 1, 2 LIMIT 1"
     ).fetchall()
     return rows[0] if rows else (None, None)
+
+
+def _whole_trace(trace: Trace) -> _Window:
+    """Return the time of the first rank's spans, as if it were a step."""
+    rows = trace.con.execute(
+        "SELECT rank, min(start_ns), max(start_ns + dur_ns) FROM spans "
+        "WHERE dur_ns > 0 GROUP BY rank ORDER BY rank LIMIT 1"
+    ).fetchall()
+    if not rows:
+        raise AnalysisError(f"critical-path (Critical path) needs spans with durations, and {trace.name!r} holds none")
+    rank, start, end = rows[0]
+    spans = f"rank IS NOT DISTINCT FROM {_sql(rank)}"
+    return _Window(spans, rank, start, end, _busiest(trace, spans))
 
 
 def _sql(value: str | int | None) -> str:

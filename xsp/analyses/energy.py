@@ -274,10 +274,7 @@ def _device_powers(trace: Trace) -> Iterator[DevicePower]:
         stretches = [
             stretch
             for stretch in stretches_by_rank[iteration.rank]
-            if stretch.kind == iteration.kind
-            # its steps took about as long as an iteration
-            and abs((stretch.end_ns - stretch.start_ns) / stretch.steps - iteration.mean_ns)
-            <= MAX_DEVIATION * iteration.mean_ns
+            if stretch.kind == iteration.kind and _is_usual(stretch, iteration.mean_ns)
         ]
         for (rank, device), counter in counters.items():
             if rank == iteration.rank:
@@ -360,6 +357,12 @@ def _stretches(trace: Trace) -> Mapping[int, list[Stretch]]:
                 end_ns = next_ns - own_ns
             stretches[rank].append(Stretch(kinds.pop(), sum(row[2] for row in group), group[0][5], round(end_ns)))
     return stretches
+
+
+def _is_usual(stretch: Stretch, iteration_ns: float) -> bool:
+    """Return whether the steps of a stretch took about as long as an iteration."""
+    step_ns = (stretch.end_ns - stretch.start_ns) / stretch.steps
+    return abs(step_ns - iteration_ns) <= MAX_DEVIATION * iteration_ns
 
 
 def _power(counter: Counter, stretches: Sequence[Stretch]) -> tuple[int, Power | None]:

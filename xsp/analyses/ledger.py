@@ -13,7 +13,7 @@ from xsp.analyses.contract import Table, analysis, values
 from xsp.health import health
 from xsp.levels import depth, rung_name
 from xsp.schema import Level
-from xsp.store.trace import Trace
+from xsp.store.trace import Rung, Trace
 from xsp.store.views import LAYERS
 from xsp.texts import milliseconds
 
@@ -48,15 +48,7 @@ def ledger(trace: Trace) -> Table:
                 spans = trace.con.execute("SELECT count(*) FROM merged WHERE level = ?", [cost.level]).fetchall()[0][0]
                 explained = (explained or 0.0) + spans * cost.ns_per_span
         added, bounds = rung.added_ns, rung.added_interval
-        # why the cost of one span of a rung is unknown; None if it is known, or if the rung adds nothing
-        if rung.added_ns is None:
-            why_null = None
-        elif not rung.spans:
-            why_null = "no spans are added"
-        elif rung.added_interval is None:
-            why_null = "too few steps for an interval"
-        else:
-            why_null = None if rung.added_interval.low > 0 else "cannot be distinguished from noise"
+        why_null = _no_cost_per_span(rung)
         rows.append(
             (
                 depth(rung.level),
@@ -76,6 +68,17 @@ def ledger(trace: Trace) -> Table:
         )
         outer_level = rung.level
     return values(trace, "ledger", _COLUMNS, rows)
+
+
+def _no_cost_per_span(rung: Rung) -> str | None:
+    """Return why the cost of one span of a rung is unknown; None if it is known, or if the rung adds nothing."""
+    if rung.added_ns is None:
+        return None
+    if not rung.spans:
+        return "no spans are added"
+    if rung.added_interval is None:
+        return "too few steps for an interval"
+    return None if rung.added_interval.low > 0 else "cannot be distinguished from noise"
 
 
 _SHARES = """

@@ -95,13 +95,16 @@ def _extended(lines: Lines, starts: _Ints, number: _Ints, length: int) -> tuple[
     starts, number, last_places = starts[is_inside], number[is_inside], last_places[is_inside]
     key = (number << 31) | lines.name[last_places]
     order = np.argsort(key, kind="stable")
-    keys = key[order]
-    number = np.concatenate(([0], np.cumsum(keys[1:] != keys[:-1]))) if len(keys) else keys
-    starts = starts[order]
+    starts, number = starts[order], _key_numbers(key[order])
     if len(number) == 0:
         return starts, number
     is_repeated = np.bincount(number)[number] > 1
     return starts[is_repeated], number[is_repeated]
+
+
+def _key_numbers(keys: _Ints) -> _Ints:
+    """Return the number of each of sorted keys among the distinct ones."""
+    return np.concatenate(([0], np.cumsum(keys[1:] != keys[:-1]))) if len(keys) else keys
 
 
 def _longest(lines: Lines, starts: _Ints, number: _Ints, length: int, max_sequences: int) -> list[RepeatedSequence]:

@@ -160,15 +160,7 @@ def _scaled(work: CountedWork, factor: float) -> CountedWork:
 def _row(
     scope: str, name: str | None, work: CountedWork, ns: float, time: str, devices: int, calls: int | None
 ) -> tuple[Any, ...]:
-    reason: str | None
-    if (work.known_percent or 0.0) < MIN_KNOWN_PERCENT:
-        reason = f"FLOPs {work.known_percent or 0.0:.0f} % known"
-    elif not work.flops:
-        reason = "no FLOPs"
-    elif 100 * (work.peaked_flops or 0.0) < MIN_KNOWN_PERCENT * work.flops:
-        reason = f"no peak for {work.precision}"
-    else:
-        reason = None if ns > 0 else "no time"
+    reason = _null_reason(work, ns)
     is_rate_known = (work.known_percent or 0.0) >= MIN_KNOWN_PERCENT and work.flops is not None and ns > 0
     peak = work.peaked_flops / work.ideal_ns / 1e3 if work.peaked_flops and work.ideal_ns else None
     return (
@@ -185,3 +177,14 @@ def _row(
         work.known_percent,
         calls,
     )
+
+
+def _null_reason(work: CountedWork, ns: float) -> str | None:
+    """Return why the share of the peak is unknown; None if it is known."""
+    if (work.known_percent or 0.0) < MIN_KNOWN_PERCENT:
+        return f"FLOPs {work.known_percent or 0.0:.0f} % known"
+    if not work.flops:
+        return "no FLOPs"
+    if 100 * (work.peaked_flops or 0.0) < MIN_KNOWN_PERCENT * work.flops:
+        return f"no peak for {work.precision}"
+    return None if ns > 0 else "no time"

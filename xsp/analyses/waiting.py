@@ -207,13 +207,7 @@ class Walk:
 
     def _add(self, start: int, end: int, span: StepSpan, rule: str, op: str | None) -> int:
         """Put a span's time in front of the path, and return the start of the segment."""
-        if span.is_communication:
-            kind = "communication"
-        elif span.kind in OPS:
-            kind = "op"
-        else:
-            kind = "host" if span.kind in CONTAINERS else span.kind
-        return self._put(start, end, kind, span.name, op, span, rule)
+        return self._put(start, end, _segment_kind(span), span.name, op, span, rule)
 
     def _put(self, start: int, end: int, kind: str, name: str, op: str | None, span: StepSpan | None, rule: str) -> int:
         start = max(start, self.start)
@@ -305,3 +299,12 @@ class Walk:
                 return self.main, now
             return thread, self._put(begin, now, "host", "between operators", None, None, "program order")
         return thread, self._put(begin, now, "idle", "no span", None, None, "program order")
+
+
+def _segment_kind(span: StepSpan) -> str:
+    """Return the kind of a segment for the time of a span, in one word."""
+    if span.is_communication:
+        return "communication"
+    if span.kind in OPS:
+        return "op"
+    return "host" if span.kind in CONTAINERS else span.kind

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -74,27 +75,12 @@ def _told(device: Accelerator) -> Iterator[None]:
 
 def _prepared(name: str, device: Accelerator, peers: Sequence[Accelerator], size: int) -> Prepared:
     if not FAMILIES[name].most:
-        call: Callable[[], object]
-        if name == "synchronize":
-            call = device.synchronize
-        elif name == "graph-launch":
-            tensor = torch.zeros(1, device=device.torch_name)
-            call = device.capture(lambda: tensor.add_(1))
-        else:
-            call = device.launch()
+        call = _launched(name, device)
         return self_timed(lambda calls: _by_host(device, call, calls, issued=True), MOST_LAUNCHES)
     if name == "peer-copy":
-        peer = peers[0]
-        source, target = (torch.ones(size, dtype=torch.uint8, device=each.torch_name) for each in (device, peer))
-        return self_timed(lambda calls: _by_host(device, lambda: target.copy_(source), calls, finish=peer.synchronize))
+        return _peer_copy(device, peers[0], size)
     if name == "zero-copy" or name.startswith("managed-"):
-        # managed pages are on the host before each access
-        if name == "zero-copy":
-            seen = device.seen(device.pinned(torch.ones(size // 4)))
-            return self_timed(lambda calls: _on_device(device, seen.sum, calls), MOST_CALLS)
-        pages = device.managed(size)
-        move = pages.prefetch if name == "managed-prefetch" else pages.tensor.sum
-        return self_timed(lambda calls: _on_device(device, move, calls, pages.to_host), MOST_CALLS)
+        return _of_host_pages(name, device, size)
     if name == "both-ways-pinned":
         return _both_ways(device, size)
     move = _moved(name, device, size)
@@ -130,6 +116,16 @@ def _by_host(
     return max(1, round(elapsed.issue_ns if issued else elapsed.ns))
 
 
+def _launched(name: str, device: Accelerator) -> Callable[[], object]:
+    """Return a call by which the host launches something, or waits."""
+    if name == "synchronize":
+        return device.synchronize
+    if name == "graph-launch":
+        tensor = torch.zeros(1, device=device.torch_name)
+        return device.capture(lambda: tensor.add_(1))
+    return device.launch()
+
+
 def _moved(name: str, device: Accelerator, size: int) -> Callable[[], object]:
     """Return a transfer to, from or within a device."""
     place = device.torch_name
@@ -161,3 +157,18 @@ def _both_ways(device: Accelerator, size: int) -> Prepared:
 
     device.beside([times(way, 1) for way in ways])  # raises here if the device has one stream
     return self_timed(batch, MOST_CALLS)
+
+
+def _peer_copy(device: Accelerator, peer: Any, size: int) -> Prepared:
+    source, target = (torch.ones(size, dtype=torch.uint8, device=each.torch_name) for each in (device, peer))
+    return self_timed(lambda calls: _by_host(device, lambda: target.copy_(source), calls, finish=peer.synchronize))
+
+
+def _of_host_pages(name: str, device: Accelerator, size: int) -> Prepared:
+    """Return a device's access to memory of the host; managed pages are on the host before each."""
+    if name == "zero-copy":
+        seen = device.seen(device.pinned(torch.ones(size // 4)))
+        return self_timed(lambda calls: _on_device(device, seen.sum, calls), MOST_CALLS)
+    pages = device.managed(size)
+    move = pages.prefetch if name == "managed-prefetch" else pages.tensor.sum
+    return self_timed(lambda calls: _on_device(device, move, calls, pages.to_host), MOST_CALLS)

@@ -144,15 +144,7 @@ class Partner:
         """Whether a batch failed: the processes no longer agree on which message comes next."""
 
         control, local, tcp = socket.socketpair(), socket.socketpair(), _tcp_pair()
-        # the descriptor of an unnamed file; its bytes in a folder are reserved, so writes to a mapping cannot fail
-        if folder is None:
-            number = os.memfd_create("xsp-transfers")
-            os.ftruncate(number, size)
-            shared = number
-        else:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                shared = os.dup(file.fileno())
+        shared = _shared(size, folder)
         outgoing, incoming = os.pipe(), os.pipe()
         partner_ends = [pair[1].detach() for pair in (control, local, tcp)]
         descriptors = [partner_ends[0], outgoing[0], incoming[1], partner_ends[1], partner_ends[2], shared]
@@ -199,6 +191,21 @@ class Partner:
         self._process.kill()
         self._process.wait()
         self.channels.close()
+
+
+def _shared(size: int, folder: Path | None) -> int:
+    """Return the descriptor of an unnamed file; its bytes in a folder are reserved, so writes to a mapping cannot fail.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if folder is None:
+        descriptor = os.memfd_create("xsp-transfers")
+        os.ftruncate(descriptor, size)
+        return descriptor
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        return os.dup(file.fileno())
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -146,10 +146,7 @@ def sit(
     deadline = time.perf_counter_ns() + round(seconds * 1e9)
     canaries = Canaries(device, mark)
     mark(place_beside("an empty call"))
-    # the nanoseconds per call of an operator that does nothing
-    empty, calls = torchcalls.overhead("overhead/op_call", device), min(200, device.most_calls or 200)
-    with torch.inference_mode():
-        floor = min(_run(empty, calls, device).ns / calls for _ in range(5))
+    floor = _empty_call_ns(device)
     seats: list[_Seat] = []
     for index, spec in enumerate(specs):
         if seats and time.perf_counter_ns() > deadline:
@@ -277,6 +274,13 @@ def _run(prepared: Prepared, calls: int, device: Device) -> Elapsed:
         elapsed = prepared.timed(calls)
         return elapsed if isinstance(elapsed, Elapsed) else Elapsed(elapsed, elapsed)
     return device.timed(prepared.function, prepared.arguments(calls), prepared.before)
+
+
+def _empty_call_ns(device: Device) -> float:
+    """Return the nanoseconds per call of an operator that does nothing."""
+    empty, calls = torchcalls.overhead("overhead/op_call", device), min(200, device.most_calls or 200)
+    with torch.inference_mode():
+        return min(_run(empty, calls, device).ns / calls for _ in range(5))
 
 
 def _timing(seat: _Seat, floor: float, ratio: float) -> Timing:

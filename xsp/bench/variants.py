@@ -207,11 +207,7 @@ def prepare(
         prepared.restore()
         if variant.name in OTHER_PRECISION:
             return prepared, distance(plain, results)
-        # the results in float64; None if an operator does not support it
-        wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in prepared.sets[0]]
-        exact = None
-        with contextlib.suppress(Exception):
-            exact = prepared.function(*wide)
+        exact = _in_float64(prepared)
     return prepared, check(plain, results, exact)
 
 
@@ -282,3 +278,11 @@ def _relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     is_equal = (result.double() == reference.double()) | (result.isnan() & reference.isnan())
     difference = torch.where(is_equal, 0.0, (result.double() - reference.double()).abs())
     return float(difference.max() / reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
+
+
+def _in_float64(prepared: Prepared) -> Any | None:
+    """Return the results in float64; None if an operator does not support it."""
+    wide = [tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in prepared.sets[0]]
+    with contextlib.suppress(Exception):
+        return prepared.function(*wide)
+    return None

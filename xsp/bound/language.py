@@ -320,14 +320,7 @@ class _CurveBuilder:
         figures = {n: self.figures(graph) for n, graph in graphs.items()}
         points = tuple(self.point(phase, n, graph, figures[n]) for n, graph in graphs.items())
         has_same_operators = len({tuple(node.call.op for node in graph.computing) for graph in graphs.values()}) == 1
-        # for each length and call, whether the call is equal at all lengths
-        key_rows = list(keys.values())
-        if has_same_operators:
-            equal = [len(set(column)) == 1 for column in zip(*key_rows, strict=True)]
-            same = [equal for _ in key_rows]
-        else:
-            common = set.intersection(*map(set, key_rows))
-            same = [[key in common for key in row] for row in key_rows]
+        same = _shared_calls(list(keys.values()), has_same_operators)
         different = len({key for step_keys in keys.values() for key in step_keys})
         computing = len(points[-1].graph.computing)
         curve = LengthCurve(phase, points, None, None, computing, sum(same[-1]), different)
@@ -424,6 +417,15 @@ class _CurveBuilder:
         return replace(
             curve, non_attention=non_attention + fits[1], attention=fits[2], omitted_calls=complete.count(False)
         )
+
+
+def _shared_calls(keys: Sequence[Sequence[str]], has_same_operators: bool) -> list[list[bool]]:
+    """Return, for each length and call, whether the call is equal at all lengths."""
+    if has_same_operators:
+        equal = [len(set(column)) == 1 for column in zip(*keys, strict=True)]
+        return [equal for _ in keys]
+    common = set.intersection(*map(set, keys))
+    return [[key in common for key in row] for row in keys]
 
 
 def _no_fit(phase: str, points: Sequence[LengthPoint], has_same_operators: bool) -> str:

@@ -82,24 +82,7 @@ def match_calls(
         if [node.call.op for node in graph.nodes] == [call.op for call in calls]:  # else it was saved, from another run
             return graph, calls, None
     try:
-        pairs = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
-        if pairs.share(graph) < MIN_PAIRED_SHARE:
-            computing = len(graph.computing)
-            paired = computing - len(pairs.unmatched_nodes)
-            if not recordedcalls.is_compiled(trace):  # the calls of a compiled run need not be found
-                raise GraphError(
-                    f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
-                    "give the model, batch and mode of the run, or only the run"
-                )
-            notes.append(f"calls: {paired} of {computing} found in the compiled run")
-        different, comparable = pairs.shape_differences(graph)
-        if different > MAX_RESHAPED_SHARE * comparable:
-            raise GraphError(
-                f"{trace.name} is a run of {graph.name} with other shapes: {different} of {comparable} calls have "
-                "another first input; give the --batch, --input and --sequence of the run"
-            )
-        if different:
-            notes.append(f"shapes: {different} of {comparable} calls had another first input in the run")
+        pairs = _match(graph, trace, notes)
     except GraphError as error:
         if not is_only_source:
             raise
@@ -115,6 +98,33 @@ def kind_notes(trace: Trace) -> list[str]:
         return []
     names = ", ".join(f"{kind.name} ({kind.steps})" for kind in kinds[:4])
     return [f"steps: {len(kinds)} kinds, {names}; this is only kind {trace.kind}"]
+
+
+def _match(graph: Graph, trace: Trace, notes: list[str]) -> Join:
+    """Return which calls of a graph are which of a trace's, and add notes on those that differ.
+
+    Raises:
+        GraphError: the trace is one of another model, or of other shapes.
+    """
+    pairs = join.of(graph, recordedcalls.of(trace, {node.call.op for node in graph.nodes}))
+    if pairs.share(graph) < MIN_PAIRED_SHARE:
+        computing = len(graph.computing)
+        paired = computing - len(pairs.unmatched_nodes)
+        if not recordedcalls.is_compiled(trace):  # the calls of a compiled run need not be found
+            raise GraphError(
+                f"{trace.name} is not a run of {graph.name}: {paired} of its {computing} calls are in the trace; "
+                "give the model, batch and mode of the run, or only the run"
+            )
+        notes.append(f"calls: {paired} of {computing} found in the compiled run")
+    different, comparable = pairs.shape_differences(graph)
+    if different > MAX_RESHAPED_SHARE * comparable:
+        raise GraphError(
+            f"{trace.name} is a run of {graph.name} with other shapes: {different} of {comparable} calls have another "
+            "first input; give the --batch, --input and --sequence of the run"
+        )
+    if different:
+        notes.append(f"shapes: {different} of {comparable} calls had another first input in the run")
+    return pairs
 
 
 def _trace(source: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,13 +73,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
     """
     runtime = runtime_of(graph)
     specs, state = specs_in(graph, timings, threads)
-    keys = {spec.block.work_key for spec in specs if spec is not None}
-    timings_by_work: dict[str, list[Timing]] = defaultdict(list)
-    borrowed = timings.all_of(timings.like) if timings.like is not None else ()
-    by_key = {each.key: each for each in (*borrowed, *timings)}  # those of another environment only fill gaps
-    for each in by_key.values():
-        if each.work_key in keys and each.is_timed and each.variant not in OTHER_PRECISION:
-            timings_by_work[each.work_key].append(each)
+    timings_by_work = _by_work(timings, {spec.block.work_key for spec in specs if spec is not None})
     as_run: list[Figure | None] = []
     best: list[Figure | None] = []
     reasons: list[str] = []
@@ -150,6 +144,17 @@ def specs_of(graph: Graph, threads: int, state: CacheState | None = None) -> lis
     for start, stop in windows(graph, 1):
         specs[start] = Spec(block(graph, start, stop), AS_RUN, state, threads, runtime)
     return specs
+
+
+def _by_work(timings: Timings, keys: set[str]) -> Mapping[str, list[Timing]]:
+    """Return the timings of each key of work, with those borrowed from a similar environment."""
+    by_work: dict[str, list[Timing]] = defaultdict(list)
+    borrowed = timings.all_of(timings.like) if timings.like is not None else ()
+    by_key = {timing.key: timing for timing in (*borrowed, *timings)}  # those of another environment only fill gaps
+    for timing in by_key.values():
+        if timing.work_key in keys and timing.is_timed and timing.variant not in OTHER_PRECISION:
+            by_work[timing.work_key].append(timing)
+    return by_work
 
 
 def _reason(timing: Timing) -> str:

@@ -118,21 +118,10 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{option} is for trials: add --try 3")
     advisor.check_names(args.only)
     if args.tries is not None:
-        # refuse options of trials that make no sense, before a run is loaded or a graph is captured
-        from xsp.advise import experiment
-        from xsp.comparison import evidence
-        from xsp.graph import sources
-
-        experiment.select((), args.tries)
-        evidence.turn_repeats(experiment.TURNS if args.turns is None else args.turns)
-        if ":" in args.source and not sources.is_trace(args.source):
-            raise _needs_a_run(args.source)
+        _check_trials(args)
     with progress.progress_bar(quiet=args.fill is None or args.quiet) as show:
         subject = options.one_subject(args.sources)
-        settings = {name: getattr(args, name) for name in MODEL_OPTIONS}
-        settings["shape"] = options.shape(args.input)
-        given = {name: value for name, value in settings.items() if value}
-        context = advisor.context_of(subject, {**given, "progress": show})
+        context = advisor.context_of(subject, {**_settings(args), "progress": show})
         plan = None if args.tries is None else _plan(args, context)
         result = advise.of(context, only=args.only, same_numbers=args.same_numbers)
     if not args.only and not args.same_numbers:
@@ -150,6 +139,18 @@ def run(args: argparse.Namespace) -> int:
             progress.echo(firstscreen.text(screen, progress.terminal_width(), commands=False) + "\n")
         progress.echo(text.page(result, args.limit, records.history(this_machine).line, bool(args.only)), flush=True)
     return 0 if plan is None else _try(args, result, plan)
+
+
+def _check_trials(args: argparse.Namespace) -> None:
+    """Refuse options of trials that make no sense, before a run is loaded or a graph is captured."""
+    from xsp.advise import experiment
+    from xsp.comparison import evidence
+    from xsp.graph import sources
+
+    experiment.select((), args.tries)
+    evidence.turn_repeats(experiment.TURNS if args.turns is None else args.turns)
+    if ":" in args.source and not sources.is_trace(args.source):
+        raise _needs_a_run(args.source)
 
 
 def _needs_a_run(source: str) -> UsageError:
@@ -205,3 +206,10 @@ def _as_json(args: argparse.Namespace, result: AdviceReport, **extra: Any) -> st
 
     payload = advice.of_report(result, {"run": args.source, "name": result.name}, limit=args.limit)
     return json.dumps(form.fit({**payload, **extra}, form.MOST_FILE_BYTES), indent=2, ensure_ascii=False) + "\n"
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the model and of its timings that were given."""
+    settings = {name: getattr(args, name) for name in MODEL_OPTIONS}
+    settings["shape"] = options.shape(args.input)
+    return {name: value for name, value in settings.items() if value}

@@ -148,11 +148,7 @@ def run(args: argparse.Namespace) -> int:
         for name in ("source", "missing_of", "list", "check", "compact", "export", "import_")
         if getattr(args, name) not in (None, False)
     ]
-    is_transfer = args.source in TRANSFER_SOURCES
-    for option in MODEL_OPTIONS if is_transfer else TRANSFER_OPTIONS:
-        if getattr(args, option) not in (None, False, {}, []):
-            command = "xsp bench MODEL" if is_transfer else f"xsp bench {' or '.join(TRANSFER_SOURCES)}"
-            raise UsageError(f"--{option} belongs to {command}, not to {args.source or 'this command'}: omit it")
+    _check_options(args)
     if args.source in TRANSFER_SOURCES and actions in (["source"], ["source", "list"], ["source", "check"]):
         return _run_transfers(args, args.budget)
     if len(actions) != 1:
@@ -167,6 +163,19 @@ def run(args: argparse.Namespace) -> int:
     }[actions[0]](args, timings, seconds)  # fmt: skip
     _show(args, document, content)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that do not belong to what is timed, which would otherwise be ignored.
+
+    Raises:
+        UsageError: names the option and the command that it belongs to.
+    """
+    is_transfer = args.source in TRANSFER_SOURCES
+    for name in MODEL_OPTIONS if is_transfer else TRANSFER_OPTIONS:
+        if getattr(args, name) not in (None, False, {}, []):
+            command = "xsp bench MODEL" if is_transfer else f"xsp bench {' or '.join(TRANSFER_SOURCES)}"
+            raise UsageError(f"--{name} belongs to {command}, not to {args.source or 'this command'}: omit it")
 
 
 def _fill(args: argparse.Namespace, timings: Timings, seconds: float, device: Device | None) -> int:

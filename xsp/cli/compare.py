@@ -125,12 +125,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         comparison = _record_in_turns(args, recording, percent)
     except KeyboardInterrupt:
-        if not recording.a or not recording.b:
-            hint = ""
-        else:
-            a, b = (shlex.join(output.display_path(path) for path in paths) for paths in (recording.a, recording.b))
-            hint = f"; compare what was recorded with: xsp compare {a} --with {b}"
-        progress.warn(f"xsp: interrupted{hint}")
+        progress.warn(f"xsp: interrupted{_kept_runs_hint(recording)}")
         return INTERRUPTED
     _show(comparison, args)
     progress.warn(f"xsp: the runs are in {output.display_path(recording.out)}")
@@ -208,6 +203,14 @@ def _record_in_turns(args: argparse.Namespace, recording: ComparedTurns, percent
 def _print_progress(label: str, completed: int, total: int) -> None:
     """Print progress as lines where no bar can be drawn, such as in a CI log."""
     progress.warn(f"xsp: {label}", flush=True)
+
+
+def _kept_runs_hint(recording: ComparedTurns) -> str:
+    """Return a clause on where the runs of an interrupted comparison are, and how to use them."""
+    if not recording.a or not recording.b:
+        return ""
+    a, b = (shlex.join(output.display_path(path) for path in paths) for paths in (recording.a, recording.b))
+    return f"; compare what was recorded with: xsp compare {a} --with {b}"
 
 
 def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:

@@ -162,15 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
         section.write(graph, args.section)
     if args.compare is not None:
-        from xsp import terminal
-        from xsp.graph import difference
-
-        result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
-        if args.format == "json":
-            progress.write_json(result.as_json())
-        else:
-            progress.echo(terminal.page(difference.section(result)))
-        return 0
+        return _show_difference(args, graph)
     if args.format == "json":
         from xsp.graph.measures import as_json
 
@@ -210,6 +202,19 @@ def _show_rewrite(args: argparse.Namespace, graph: Graph) -> int:
         progress.write_json(rewrite.as_json(result))
     else:
         progress.echo(terminal.page(rewrite.section(result)))
+    return 0
+
+
+def _show_difference(args: argparse.Namespace, graph: Graph) -> int:
+    """Show the differences between a graph and that of another source."""
+    from xsp import terminal
+    from xsp.graph import difference
+
+    result = difference.of(graph, _graph(args, args.compare, compared_source=args.source))
+    if args.format == "json":
+        progress.write_json(result.as_json())
+    else:
+        progress.echo(terminal.page(difference.section(result)))
     return 0
 
 

@@ -149,26 +149,33 @@ def check_in_turns(program: ComparedProgram) -> None:
         UsageError: a comparison sets one of them itself, or one of them lacks its value.
     """
     try:
-        # the names of the options before the program, in full: those in `-qoX` are `-q` and `-o`
-        parser, reader = argparse.ArgumentParser(), _RaisingParser(add_help=False)
-        import_module(f"xsp.cli.{program.verb}").arguments(parser)
-        reader.allow_abbrev = parser.allow_abbrev
-        for action in parser._actions:
-            if action.option_strings:
-                reader.add_argument(
-                    *action.option_strings, dest="names", default=[], nargs=action.nargs, action=_NameOnly
-                )
-            elif action.nargs == argparse.PARSER:  # the program, with all words after it
-                reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
-        known, others = reader.parse_known_args(program.args)
-        if unknown := [word for word in others if word.startswith("-") and word != "--"]:
-            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp {program.verb} --help`")
-        names: list[str] = known.names
+        names = _option_names(program.verb, program.args)
     except UsageError as error:
         raise UsageError(f"{program.text!r}: {error}") from None
     option = next((name for name in names if name in _FIXED_IN_TURNS), None)
     if option is not None:
         raise UsageError(f"{program.text!r}: omit {option}; `xsp compare` itself sets the directory and the levels")
+
+
+def _option_names(command: str, words: Sequence[str]) -> list[str]:
+    """Return the names of the options before the program, in full: those in `-qoX` are `-q` and `-o`.
+
+    Raises:
+        UsageError: an option is unknown, or the words end where a value or the program is missing.
+    """
+    parser, reader = argparse.ArgumentParser(), _RaisingParser(add_help=False)
+    import_module(f"xsp.cli.{command}").arguments(parser)
+    reader.allow_abbrev = parser.allow_abbrev
+    for action in parser._actions:
+        if action.option_strings:
+            reader.add_argument(*action.option_strings, dest="names", default=[], nargs=action.nargs, action=_NameOnly)
+        elif action.nargs == argparse.PARSER:  # the program, with all words after it
+            reader.add_argument("words", nargs=action.nargs, metavar=action.metavar)
+    known, others = reader.parse_known_args(words)
+    if unknown := [word for word in others if word.startswith("-") and word != "--"]:
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see `xsp {command} --help`")
+    names: list[str] = known.names
+    return names
 
 
 def check_writable(*files: Path | None) -> None:

@@ -39,18 +39,7 @@ def align(a: Sequence[RowTimes], b: Sequence[RowTimes]) -> list[MatchedPair]:
             matches[index] = (index_by_key.pop(row.key), "key")
     _by_token(a, b, matches, "name")
     _by_token(a, b, matches, "type")
-    # the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour
-    entries: list[tuple[float, int, MatchedPair]] = []
-    index_b = -1
-    for index, row in enumerate(a):
-        if index in matches:
-            index_b, by = matches[index]
-            entries.append((index_b, -1, MatchedPair(row, b[index_b], by)))
-        else:
-            entries.append((index_b + 0.5, index, MatchedPair(row, None, None)))
-    matched = {index for index, _ in matches.values()}
-    entries += [(index, -1, MatchedPair(None, row, None)) for index, row in enumerate(b) if index not in matched]
-    return [pair for _, _, pair in sorted(entries, key=lambda entry: entry[:2])]
+    return _ordered_pairs(a, b, matches)
 
 
 def by_name(a: Sequence[RowTimes], b: Sequence[RowTimes]) -> list[MatchedPair]:
@@ -139,6 +128,23 @@ def _numbered(tokens: Sequence[Hashable]) -> list[Hashable]:
         unique_tokens.append((token, counts[token]))
         counts[token] += 1
     return unique_tokens
+
+
+def _ordered_pairs(
+    a: Sequence[RowTimes], b: Sequence[RowTimes], matches: dict[int, tuple[int, str]]
+) -> list[MatchedPair]:
+    """Return the pairs in the order of the second run; rows of the first run alone follow their aligned neighbour."""
+    entries: list[tuple[float, int, MatchedPair]] = []
+    index_b = -1
+    for index, row in enumerate(a):
+        if index in matches:
+            index_b, by = matches[index]
+            entries.append((index_b, -1, MatchedPair(row, b[index_b], by)))
+        else:
+            entries.append((index_b + 0.5, index, MatchedPair(row, None, None)))
+    matched = {index for index, _ in matches.values()}
+    entries += [(index, -1, MatchedPair(None, row, None)) for index, row in enumerate(b) if index not in matched]
+    return [pair for _, _, pair in sorted(entries, key=lambda entry: entry[:2])]
 
 
 # --- sides -------------------------------------------------------------------------------------------------------

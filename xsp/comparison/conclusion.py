@@ -69,13 +69,9 @@ def _change(comparison: Comparison) -> str:
         return f"A step takes about the same ({times})."
     certain = causes.certain_phases(comparison)
     if not certain and is_large:
-        loop_row = next(iter(comparison.section("loop")), comparison.step)
-        if loop_row.low_percent is None or loop_row.high_percent is None:
-            interval = ""
-        else:
-            interval = f": the change is between {loop_row.low_percent:+.1f} and {loop_row.high_percent:+.1f} %"
         return (
-            f"Undecided: a step takes {causes.more_or_less(total.change_ms)} ({times}), which may be chance{interval}."
+            f"Undecided: a step takes {causes.more_or_less(total.change_ms)} ({times}), which may be chance"
+            f"{_interval(comparison)}."
         )
     if not certain:
         return f"No evidence of change: a step takes about the same ({times})."
@@ -83,6 +79,14 @@ def _change(comparison: Comparison) -> str:
         return _joined(change, causes.sentence(causes.phases(comparison) or certain, total.change_ms))
     cause = causes.sentence(certain[: causes.MAX_PARTS], certain[0].change_ms)
     return f"No evidence that the step changed ({times}); but {cause}."
+
+
+def _interval(comparison: Comparison) -> str:
+    """Return the interval of the change of an iteration, else of a step, in words; empty if it is unknown."""
+    row = next(iter(comparison.section("loop")), comparison.step)
+    if row.low_percent is None or row.high_percent is None:
+        return ""
+    return f": the change is between {row.low_percent:+.1f} and {row.high_percent:+.1f} %"
 
 
 def _joined(change: str, cause: str) -> str:

@@ -218,16 +218,7 @@ def _compare_turns(a: Sequence[float], b: Sequence[float], level: float) -> Evid
     result = _test_yuen(a, b, level)
     if result.p is None or result.detectable is None or len(a) != len(b):
         return result
-    # compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns
-    differences = [time_b - time_a for time_a, time_b in zip(a, b, strict=True)]
-    square, freedom, _ = stats.squared_error(differences)
-    of_pairs = _student_evidence(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
-    assert of_pairs.low is not None
-    assert of_pairs.high is not None
-    # the displayed change is that of the two figures, and must lie within its interval
-    pairs = of_pairs._replace(
-        low=min(of_pairs.low, of_pairs.change), high=max(of_pairs.high, of_pairs.change), test=BY_PAIRS
-    )
+    pairs = _test_pairs(a, b, level)
     detectable = min(result.detectable, pairs.detectable or result.detectable)
     return (pairs if (pairs.p or 0.0) < result.p else result)._replace(detectable=detectable)
 
@@ -238,6 +229,17 @@ def _test_yuen(a: Sequence[float], b: Sequence[float], level: float) -> Evidence
         return Evidence(_trimmed(a), _trimmed(b), None, None, None, None)
     error, freedom = stats.yuen_error(a, b)
     return _student_evidence(a, b, _trimmed(b) - _trimmed(a), error, freedom, level)
+
+
+def _test_pairs(a: Sequence[float], b: Sequence[float], level: float) -> Evidence:
+    """Compare one figure per run by Yuen's test for one set: the trimmed mean of the differences within turns."""
+    differences = [time_b - time_a for time_a, time_b in zip(a, b, strict=True)]
+    square, freedom, _ = stats.squared_error(differences)
+    result = _student_evidence(a, b, _trimmed(differences), math.sqrt(square), freedom, level)
+    assert result.low is not None
+    assert result.high is not None
+    # the displayed change is that of the two figures, and must lie within its interval
+    return result._replace(low=min(result.low, result.change), high=max(result.high, result.change), test=BY_PAIRS)
 
 
 def _student_evidence(

@@ -77,22 +77,24 @@ def memory(a: Sequence[Trace], b: Sequence[Trace]) -> Iterator[tuple[str, str | 
     for measure in (_peaks, _layers):
         mib_a, mib_b = _median([measure(run) for run in a]), _median([measure(run) for run in b])
         if mib_a and mib_b:
-            # the layers of A → those of B with the same name and another type
-            only_a, only_b = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
-            names = {
-                name: (name, kind) for name, kind in only_b if sum(new_name == name for new_name, _ in only_b) == 1
-            }
-            pairs = {
-                key: names[key[0]]
-                for key in only_a
-                if key[0] in names and sum(gone_name == key[0] for gone_name, _ in only_a) == 1
-            }
+            pairs = _retyped_layers(mib_a, mib_b)
             for name, kind in dict.fromkeys([*mib_a, *mib_b]):
                 if (name, kind) in pairs.values():
                     continue
                 retyped = pairs.get((name, kind))
                 value_b = mib_b.get(retyped or (name, kind))
                 yield name, f"{kind} → {retyped[1]}" if retyped else kind, mib_a.get((name, kind)), value_b
+
+
+def _retyped_layers(mib_a: MemoryFigures, mib_b: MemoryFigures) -> dict[tuple[str, str | None], tuple[str, str | None]]:
+    """Return the layers of A → those of B with the same name and another type."""
+    only_a, only_b = [key for key in mib_a if key not in mib_b], [key for key in mib_b if key not in mib_a]
+    names = {name: (name, kind) for name, kind in only_b if sum(new_name == name for new_name, _ in only_b) == 1}
+    return {
+        key: names[key[0]]
+        for key in only_a
+        if key[0] in names and sum(gone_name == key[0] for gone_name, _ in only_a) == 1
+    }
 
 
 def _median(runs: Sequence[MemoryFigures]) -> MemoryFigures:

@@ -130,19 +130,23 @@ def _correlate(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | Non
 def _spans_in_order(con: duckdb.DuckDBPyConnection, tolerance: int, window: int | None) -> Spans:
     """Return the columns that evidence is in, of all spans, outer ones first; their first copy is gone then."""
     rows = con.execute(_query(con, window)).fetchnumpy()
-    columns = {name: _fill_masked(rows.pop(name)) for name in [*rows]}
+    spans = _spans({name: _fill_masked(rows.pop(name)) for name in [*rows]})
+    return spans.take(outer_first(spans, tolerance))
+
+
+def _spans(columns: dict[str, Array]) -> Spans:
+    """Return the columns that `_query` selected, as `Spans`."""
 
     def part(name: str) -> dict[str, Array]:
         return {column.partition(".")[2]: columns.pop(column) for column in [*columns] if column.startswith(f"{name}.")}
 
     launches, sequences, allocations = part("launches"), part("sequences"), part("allocations")
-    spans = Spans(
+    return Spans(
         launches=Launches(**launches) if launches else None,
         sequences=Sequences(**sequences) if sequences else None,
         allocations=Allocations(**allocations) if allocations else None,
         **cast(Any, columns),
     )
-    return spans.take(outer_first(spans, tolerance))
 
 
 def _fill_masked(values: Array) -> Array:

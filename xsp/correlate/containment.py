@@ -77,15 +77,7 @@ def find_containers(spans: Spans, tolerance: int) -> Containers:
     seekers = np.flatnonzero((spans.thread_index >= 0) | threadless)
     members = by_thread if spans.allocations is None else by_thread[~spans.allocations.is_allocation[by_thread]]
     all_threads = _threads(spans, members, query) if spans.allocations is not None else None
-    # the classes of spans whose parents are found together: the deepest level around them, and the collector of calls
-    # that may be around operators
-    # not np.unique, whose first call imports the masked arrays, in the storing process for the first step
-    levels = sorted(set(spans.max_outer_level[seekers].tolist()))
-    collectors = sorted(set(spans.calls.call_collector.tolist()) - {0}) if spans.calls is not None else []
-    for level, collector in [
-        *((level, 0) for level in levels),
-        *((int(Level.OP), collector) for collector in collectors),
-    ]:
+    for level, collector in _classes(spans, seekers):
         fits: Array = spans.level[members] <= level
         fits = fits | (spans.calls.call_collector[members] == collector) if collector and spans.calls else fits
         threads = all_threads if all_threads is not None and fits.all() else _threads(spans, members[fits], query)
@@ -108,6 +100,15 @@ def _conditions(spans: Spans, tolerance: int) -> tuple[Array, _Query]:
     return by_thread[np.argsort(spans.thread_index[by_thread], kind="stable")], _Query(
         np.maximum(middle, spans.end - tolerance), middle
     )
+
+
+def _classes(spans: Spans, seekers: Array) -> list[tuple[int, int]]:
+    """Return the classes of spans whose parents are found together: the deepest level around them, and the collector
+    of calls that may be around operators."""
+    # not np.unique, whose first call imports the masked arrays, in the storing process for the first step
+    levels = sorted(set(spans.max_outer_level[seekers].tolist()))
+    collectors = sorted(set(spans.calls.call_collector.tolist()) - {0}) if spans.calls is not None else []
+    return [*((level, 0) for level in levels), *((int(Level.OP), collector) for collector in collectors)]
 
 
 def _is_in_class(spans: Spans, indices: Array, level: int, collector: int) -> Array:

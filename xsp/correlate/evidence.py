@@ -136,14 +136,6 @@ class _Step:
         self.phases: list[str | None] = list(dict.fromkeys([*PHASES, *self._column("phase")]))
         phase_indices = {phase: index for index, phase in enumerate(self.phases)}
         identity, self._codes = self._identities(level)
-        if not any(self._column("parent_id")):
-            named_parents = None
-        else:
-            ids = {span_id: index for index, span_id in enumerate(self._column("span_id")) if span_id is not None}
-            parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._column("parent_id")]
-            rules = self._column("parent_rule")
-            rule = [_NUMBERS[None if text is None else str(text)] or EXPLICIT for text in rules]
-            named_parents = NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
         self.spans = Spans(
             number=np.arange(len(level)),
             start=start,
@@ -161,7 +153,7 @@ class _Step:
             allocations=self._allocations() if is_alloc.any() else None,
             is_threadless=(thread == NONE) & on_host & ~replayed & ~is_alloc,
             calls=self._calls(level, is_call & (level == Level.LIBRARY)),
-            named_parents=named_parents,
+            named_parents=self._named_parents(is_user),
             step_parts=StepParts(is_step, is_backward),
         )
 
@@ -213,6 +205,16 @@ class _Step:
         numbers: dict[str | None, int] = {None: 0}
         collector = np.array([numbers.setdefault(name, len(numbers)) for name in self._column("collector")])
         return Calls(np.where(calls, collector, 0), np.where(level == Level.OP, collector, 0))
+
+    def _named_parents(self, is_user: Array) -> NamedParents | None:
+        """Return the parents that the rows name; None if they name none."""
+        if not any(self._column("parent_id")):
+            return None
+        ids = {span_id: index for index, span_id in enumerate(self._column("span_id")) if span_id is not None}
+        parent = [-1 if parent_id is None else ids.get(parent_id, -2) for parent_id in self._column("parent_id")]
+        rules = self._column("parent_rule")
+        rule = [_NUMBERS[None if text is None else str(text)] or EXPLICIT for text in rules]
+        return NamedParents(np.array(parent), np.array(rule, np.int8), is_user)
 
     def result_columns(self, order: Array, spans: Spans, tree: Parents) -> list[Sequence[Any]]:
         """Return the columns, parents first, with identities, keys, phases, layer numbers and operations counted once.

@@ -110,15 +110,19 @@ def inherit(spans: Spans, parents: Parents, codes: Array, steps: StepTimes | Non
         phase[rows] = np.where(phase[rows] == 0, phase[parent], phase[rows])
         weak[rows] |= weak[parent] & ~is_layer[rows]
     allocated, inner_bits = _descendant_sums(spans, parents)
-    # number the layers of each step
-    index = np.full(len(step), -1, np.int64)
-    layer_rows = np.flatnonzero(is_layer)
-    if layer_rows.size:
-        index[layer_rows] = _ordinals(step[layer_rows]) - 1
     return Inherited(
-        order, step, layer, layers, index, phase, _keys(spans, parents, codes, step, by_depth),
+        order, step, layer, layers, _layer_index(is_layer, step), phase, _keys(spans, parents, codes, step, by_depth),
         weak, allocated, inner_bits,
     )  # fmt: skip
+
+
+def _layer_index(is_layer: Array, step: Array) -> Array:
+    """Number the layers of each step."""
+    index = np.full(len(step), -1, np.int64)
+    layers = np.flatnonzero(is_layer)
+    if layers.size:
+        index[layers] = _ordinals(step[layers]) - 1
+    return index
 
 
 def _ordinals(group: Array) -> Array:
@@ -173,15 +177,17 @@ def _keys(spans: Spans, parents: Parents, codes: Array, step: Array, by_depth: _
         key[rows] = mixed ^ (mixed >> np.uint64(32))
         if (is_device := is_device_work[rows]).any():
             device_rows = rows[is_device]
-            # the keys of device work: MD5 of the parent's key, the identity and the number
-            identities = list(
-                zip(outer[is_device].tolist(), code[device_rows].tolist(), ordinal[device_rows].tolist(), strict=True)
-            )
-            keys = {
-                identity: md5(b"%d/%d/%d" % identity, usedforsecurity=False).digest()[8:] for identity in {*identities}
-            }  # steps repeat
-            key[device_rows] = np.frombuffer(b"".join(map(keys.__getitem__, identities)), "<u8")
+            key[device_rows] = _device_keys(outer[is_device], code[device_rows], ordinal[device_rows])
     return key
+
+
+def _device_keys(parent_key: Array, code: Array, ordinal: Array) -> Array:
+    """Return the keys of device work: MD5 of the parent's key, the identity and the number."""
+    identities = list(zip(parent_key.tolist(), code.tolist(), ordinal.tolist(), strict=True))
+    keys = {
+        identity: md5(b"%d/%d/%d" % identity, usedforsecurity=False).digest()[8:] for identity in {*identities}
+    }  # steps repeat
+    return np.frombuffer(b"".join(map(keys.__getitem__, identities)), "<u8")
 
 
 def _descendant_sums(spans: Spans, parents: Parents) -> tuple[Array, Array]:

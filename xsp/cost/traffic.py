@@ -132,18 +132,21 @@ def _reduction(dims: int, size: int | None = None, results: int = 1) -> Formula:
         shape = inputs.shapes[0]
         count = 1
         if len(inputs.shapes) > dims + 1:  # else the operator has no dimensions argument
-            # the dimensions that the input names; all if it names none
-            rank = len(shape)
-            if inputs.has_tensor(dims):
-                raise ValueError("another tensor")
-            option = inputs.option(dims) if inputs.scalars[dims] != "" or inputs.dtypes[dims] else []
-            dimensions = option if isinstance(option, list) else [option]
-            reduced = {int(dimension) % rank for dimension in dimensions} if dimensions and rank else set(range(rank))
+            reduced = _dimensions(inputs, dims, len(shape))
             count = prod(length for index, length in enumerate(shape) if index not in reduced)
         element_bytes = inputs.element_bytes(0) if size is None else size
         return Traffic(inputs.bytes(0), count * (element_bytes + (results - 1) * SIZES["long"]))
 
     return formula
+
+
+def _dimensions(inputs: Inputs, position: int, rank: int) -> set[int]:
+    """Return the dimensions that an input names; all dimensions if it names none."""
+    if inputs.has_tensor(position):
+        raise ValueError("another tensor")
+    option = inputs.option(position) if inputs.scalars[position] != "" or inputs.dtypes[position] else []
+    dimensions = option if isinstance(option, list) else [option]
+    return {int(dimension) % rank for dimension in dimensions} if dimensions and rank else set(range(rank))
 
 
 def _matrix_product(offset: int = 0) -> Formula:

@@ -75,11 +75,7 @@ def join(kernels: Sequence[TimedKernel], rows: Sequence[ReplayedKernel]) -> Join
         rows: rows of a report on one step, in launch order.
     """
     has_layers = any(_layer_of(row) is not None for row in rows)
-    # for each name, whether grid and block of all its kernels are known on both sides
-    has_shape: dict[str, bool] = defaultdict(lambda: True)
-    entries: list[TimedKernel | ReplayedKernel] = [*kernels, *rows]
-    for each in entries:
-        has_shape[function_name(each.name)] &= each.grid is not None and each.block is not None
+    has_shape = _names_with_shape(kernels, rows)
     in_order = sorted(kernels, key=lambda kernel: kernel.order)
 
     def shape_group(entry: TimedKernel | ReplayedKernel) -> Group:
@@ -140,3 +136,12 @@ def function_name(name: str) -> str:
 
 def _layer_of(row: ReplayedKernel) -> str | None:
     return next((name for name in reversed(row.ranges) if name.startswith(LAYER)), None)
+
+
+def _names_with_shape(kernels: Iterable[TimedKernel], rows: Iterable[ReplayedKernel]) -> Mapping[str, bool]:
+    """Return, for each name, whether grid and block of all its kernels are known on both sides."""
+    has_shape: dict[str, bool] = defaultdict(lambda: True)
+    entries: list[TimedKernel | ReplayedKernel] = [*kernels, *rows]
+    for entry in entries:
+        has_shape[function_name(entry.name)] &= entry.grid is not None and entry.block is not None
+    return has_shape

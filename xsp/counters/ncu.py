@@ -86,14 +86,7 @@ def collect(command: Sequence[str], folder: Path) -> Path:
     names = available(program)
     log = folder / "ncu.log"
     for _ in range(_ATTEMPTS):
-        words = [
-            program,
-            *("--export", str(folder / "report"), "--force-overwrite", "--log-file", str(log)),
-            *("--metrics", ",".join(names), "--nvtx", "--profile-from-start", "off"),
-            *("--target-processes", "application-only", "--replay-mode", "kernel"),
-            *("--cache-control", "all", "--clock-control", "none"),
-        ]
-        code = subprocess.run([*words, *command], check=False).returncode
+        code = subprocess.run([*_command(program, names, folder / "report", log), *command], check=False).returncode
         output = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         unknown = set(_UNKNOWN_METRIC.findall(output))
         report = next(folder.glob("report.*rep*"), None)  # ncu adds the suffix, which changed in 2020
@@ -129,12 +122,22 @@ def reason(output: str, code: int) -> str:
             return meaning
     errors = re.findall(r"==ERROR== (.+)", output)
     if errors:
-        # without paths, which may contain a user's name
-        message = re.sub(r"(?<![\w:])/\S+", "…", errors[0].strip())
+        message = re.sub(r"(?<![\w:])/\S+", "…", errors[0].strip())  # paths may contain a user's name
         return f"ncu failed: {message}"
     if NO_KERNELS in output:
         return "ncu saw no kernel in the step; it does not support devices before compute capability 7.0"
     return f"ncu wrote no report (exit status {code})"
+
+
+def _command(program: str, names: Sequence[str], report: Path, log: Path) -> list[str]:
+    """Return the command of ncu, to which the words of the program are added."""
+    return [
+        program,
+        *("--export", str(report), "--force-overwrite", "--log-file", str(log)),
+        *("--metrics", ",".join(names), "--nvtx", "--profile-from-start", "off"),
+        *("--target-processes", "application-only", "--replay-mode", "kernel"),
+        *("--cache-control", "all", "--clock-control", "none"),
+    ]
 
 
 def _export_table(program: str, report: Path, path: Path) -> Path:

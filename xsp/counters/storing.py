@@ -66,16 +66,7 @@ def attach(run: Path, reports: Sequence[Path]) -> dict[str, Any]:
     by_kernel: dict[str, KernelFigures] = {}
     joins = [_join_report(report, kernels, by_kernel) for report in reports]
     if not by_kernel:
-        last_report = reports[-1]
-        last_join = joins[-1]
-        if last_join.rows:
-            message = f"{last_report}: holds none of the requested metrics, such as {metrics.READ_BYTES[0]}"
-        else:
-            message = (
-                f"{last_report}: none of its {last_join.row_count} kernels matches one of the run's {len(kernels)}: "
-                "a report must be of one step of the same program"
-            )
-        raise TraceError(message)
+        raise TraceError(_mismatch_message(reports[-1], joins[-1], len(kernels)))
     _write(trace.con, run, by_kernel)
     # The summary of the join: kernels with counters, and their share of device time.
     ns = sum(kernel.ns for kernel in kernels)
@@ -153,6 +144,15 @@ def _join_report(report: Path, kernels: Sequence[TimedKernel], by_kernel: dict[s
         if values:
             by_kernel[key] = by_kernel.get(key, KernelFigures())._replace(**values)
     return result
+
+
+def _mismatch_message(report: Path, join: JoinResult, kernels: int) -> str:
+    if join.rows:
+        return f"{report}: holds none of the requested metrics, such as {metrics.READ_BYTES[0]}"
+    return (
+        f"{report}: none of its {join.row_count} kernels matches one of the run's {kernels}: "
+        "a report must be of one step of the same program"
+    )
 
 
 def _write(con: duckdb.DuckDBPyConnection, run: Path, by_kernel: Mapping[str, KernelFigures]) -> None:

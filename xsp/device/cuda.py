@@ -376,12 +376,15 @@ class Cuda(Accelerator):
         """Return NVML's counter since the driver was loaded; None without `nvidia-ml-py`, or such a counter."""
         with contextlib.suppress(Exception):  # NVML's errors are of a package that may be missing
             if self._counter is None:
-                pynvml: Any = importlib.import_module("pynvml")
-                pynvml.nvmlInit()
-                handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
-                self._counter = lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+                self._counter = self._energy_counter()
             return self._counter()
         return None
+
+    def _energy_counter(self) -> Callable[[], float]:
+        pynvml: Any = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.uuid}")
+        return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
     def identity(self) -> dict[str, Any]:
         """Return product, driver, libraries, limits of power and clocks, and the processor that issues the calls."""

@@ -129,28 +129,17 @@ class Processor(Device):
     def identity(self) -> dict[str, Any]:
         """Return processor, memory, cores, devices beside it, versions of libraries, and variables that matter."""
         memory_bytes = processes.total_memory_bytes()
-        lines = processes.system_text("/proc/cpuinfo").splitlines()
-        flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-        instructions = [flag for flag in FLAGS if flag in flags]
-        # versions of PyTorch and its libraries, and the devices beside the processor
-        from xsp.device import devices
-
-        versions = _versions()
-        if versions["torch"] is None:
-            of_torch = versions
-        else:
-            of_torch = {**versions, "devices": [device.described() for device in devices.accelerators()]}
         return {
             "cpu": machine.cpu_model(),
             "machine": os.uname().machine,
-            "instructions": instructions,
+            "instructions": _instructions(),
             "cores": processes.cores(),
             "nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
             "memory_gib": None if memory_bytes is None else round(memory_bytes / 2**30),
             "caches": [f"{level} {size}" for level, size in self.caches()],
             "variables": variables(os.environ),
             "onnxruntime": machine.version_of("onnxruntime"),
-            **of_torch,
+            **_torch(),
         }
 
     def circumstances(self) -> dict[str, Any]:
@@ -177,6 +166,23 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
     loaded = [Path(path).name for path in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if path]
     return {**found, **({"LD_PRELOAD": " ".join(loaded)} if loaded else {})}
+
+
+def _instructions() -> list[str]:
+    """Return the instruction sets of the processor that matter to kernels."""
+    lines = processes.system_text("/proc/cpuinfo").splitlines()
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return [flag for flag in FLAGS if flag in flags]
+
+
+def _torch() -> dict[str, Any]:
+    """Return versions of PyTorch and its libraries, and the devices beside the processor."""
+    from xsp.device import devices
+
+    versions = _versions()
+    if versions["torch"] is None:
+        return versions
+    return {**versions, "devices": [device.described() for device in devices.accelerators()]}
 
 
 def _versions() -> dict[str, Any]:

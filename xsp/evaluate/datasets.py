@@ -176,13 +176,7 @@ def _from_folder(dataset: Dataset, path: str, folder: Path, may_leave_folder: bo
         raise ManifestError(f"dataset.source: no image in {path!r}; images end in {', '.join(IMAGES)}")
     class_numbers = _class_numbers(files, root)
     if class_numbers:
-        # the files in turn, one per folder, so that the first few cover all classes
-        counts: dict[Path, int] = {}
-        keys = {}
-        for each in files:
-            counts[each.parent] = counts.get(each.parent, 0) + 1
-            keys[each] = counts[each.parent], each
-        files = sorted(files, key=keys.__getitem__)
+        files = _interleaved(files)
     shortage = () if len(files) >= dataset.samples else (
         f"dataset.samples: {dataset.samples:,} are asked for, and {path!r} has {len(files):,} images: there are "
         f"{len(files):,} samples, which requests use in turn",
@@ -217,6 +211,16 @@ def _class_numbers(files: Sequence[Path], root: Path) -> dict[str, int]:
     is_numbered = all(name.isascii() and name.isdecimal() for name in names)
     classes = {name: int(name) if is_numbered else number for number, name in enumerate(names)}
     return classes if len(set(classes.values())) == len(classes) else {}
+
+
+def _interleaved(files: Sequence[Path]) -> list[Path]:
+    """Return the files in turn, one per folder, so that the first few cover all classes."""
+    counts: dict[Path, int] = {}
+    keys = {}
+    for file in files:
+        counts[file.parent] = counts.get(file.parent, 0) + 1
+        keys[file] = counts[file.parent], file
+    return sorted(files, key=keys.__getitem__)
 
 
 def _file_bytes(path: Path) -> bytes:

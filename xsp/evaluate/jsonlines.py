@@ -132,14 +132,7 @@ class Program:
         """
         deadline = time.monotonic() + seconds
         try:
-            assert self._process.stdin is not None
-            descriptor, remaining = self._process.stdin.fileno(), memoryview(json.dumps(request).encode() + b"\n")
-            while remaining:
-                _, writable, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
-                if not writable:
-                    raise ManifestError("model.command: it did not read its request in time")
-                with contextlib.suppress(BlockingIOError):
-                    remaining = remaining[os.write(descriptor, remaining) :]
+            self._send(json.dumps(request).encode() + b"\n", deadline)
         except OSError as error:
             raise ManifestError(f"model.command: it ended ({self._exit_text()})") from error
         line = self._line(deadline)
@@ -151,6 +144,17 @@ class Program:
             reason = reply.get("error") if isinstance(reply, dict) else reply
             raise ManifestError(f"model.command: it reports {str(reason)[:200]!r}")
         return reply
+
+    def _send(self, message: bytes, deadline: float) -> None:
+        """Write a request; raise an error if the program does not read it by the deadline."""
+        assert self._process.stdin is not None
+        descriptor, remaining = self._process.stdin.fileno(), memoryview(message)
+        while remaining:
+            _, writable, _ = select.select([], [descriptor], [], max(0.0, deadline - time.monotonic()))
+            if not writable:
+                raise ManifestError("model.command: it did not read its request in time")
+            with contextlib.suppress(BlockingIOError):
+                remaining = remaining[os.write(descriptor, remaining) :]
 
     def _line(self, deadline: float) -> bytes:
         assert self._process.stdout is not None

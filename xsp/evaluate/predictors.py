@@ -154,13 +154,7 @@ class Torch:
         elif model.parsed_source.is_program:
             module, args, kwargs = _load_exported(torch, manifest, folder)
         else:
-            source, settings = source_of(manifest, folder, device)
-            try:
-                built = models.on_device(source, _build_on_host(source, settings), settings)
-            except ModelError as error:
-                raise ManifestError(f"model.source: {error}") from error
-            built.model.eval()
-            module, args, kwargs = built.model, built.args, built.kwargs
+            module, args, kwargs = _build(manifest, folder, device)
             if not model.parsed_source.is_python:  # the model of a file has its own weights
                 drawn = draw_zero_weights(torch, module, model.seed)
         has_list = len(args) == 1 and isinstance(args[0], list)
@@ -201,6 +195,21 @@ def arguments(handle: Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, 
         tensors[name] = tensor.to(handle.device.torch_name, handle.dtype if tensor.is_floating_point() else None)
     args = tuple(tensors.pop(str(index)) for index in range(handle.positional_count))
     return (([*args[0]],) if handle.has_list_argument else args), tensors
+
+
+def _build(manifest: Manifest, folder: Path, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Build the model of a manifest on a device.
+
+    Raises:
+        ManifestError: the source names no model that can be built.
+    """
+    source, settings = source_of(manifest, folder, device)
+    try:
+        built = models.on_device(source, _build_on_host(source, settings), settings)
+    except ModelError as error:
+        raise ManifestError(f"model.source: {error}") from error
+    built.model.eval()
+    return built.model, built.args, built.kwargs
 
 
 def source_of(manifest: Manifest, folder: Path, device: str) -> tuple[str, models.Settings]:

@@ -160,18 +160,27 @@ class RayAgent:
             raise ProcessLost(reply["lost"])
         if "error" in reply:
             raise ManifestError(reply["error"])
-        with results.new_result(options.store, manifest.identity) as (staging, paths):
-            for name, content in reply["files"].items():
-                path = PurePosixPath(name)
-                if path.is_absolute() or ".." in path.parts or not path.parts:
-                    raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
-                (staging / path).parent.mkdir(parents=True, exist_ok=True)
-                (staging / path).write_bytes(content)
-        return paths[0]
+        return _store_files(reply["files"], manifest, options.store)
 
     def check(self, manifest: Manifest, folder: Path, options: Options, progress: Progress) -> None:
         """Return None: another machine opens a manifest only to run it."""
         del manifest, folder, options, progress
+
+
+def _store_files(files: Mapping[str, bytes], manifest: Manifest, store: Path) -> Path:
+    """Store the files that an agent returned as a result, and return its path.
+
+    Raises:
+        ManifestError: a file would be outside the result.
+    """
+    with results.new_result(store, manifest.identity) as (staging, paths):
+        for name, content in files.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ManifestError(f"an agent returned a file {name!r}, which is outside its result")
+            (staging / path).parent.mkdir(parents=True, exist_ok=True)
+            (staging / path).write_bytes(content)
+    return paths[0]
 
 
 def connect(address: str) -> None:

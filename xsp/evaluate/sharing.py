@@ -148,15 +148,18 @@ def _weights_hash(manifest: Manifest, source: str) -> str:
     """Return a hash of all that the weights depend on; see `load`."""
     model = manifest.model
     installed = {package: machine.version_of(package) for package in agents.PACKAGES}
-    # of the content of the configuration file that the source names
-    file = modelname.parse(source).file
-    configuration = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
     fields = {
         "source": model.source, "seed": model.seed, "precision": model.precision, "sequence": model.sequence,
         "inputs": [list(spec.shape or ()) for spec in model.inputs], "installed": installed,
-        "xsp": version.__version__, "configuration": configuration,
+        "xsp": version.__version__, "configuration": _configuration_hash(source),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _configuration_hash(source: str) -> str:
+    """Return a hash of the content of the configuration file that a source names; empty if it names none."""
+    file = modelname.parse(source).file
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _unfilled_hash(built: ModelCall) -> str:

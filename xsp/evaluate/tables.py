@@ -182,12 +182,6 @@ def _layer_lines(comparison: Comparison) -> list[str]:
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
-    by_layer: dict[str, Any] | None = None
-    if isinstance(comparison.by_layer, str):
-        by_layer = {"error": comparison.by_layer}
-    elif comparison.by_layer is not None:
-        selected = [row for row in comparison.by_layer.rows if row.section in ("step", "layer")]
-        by_layer = {"conclusion": conclusion(comparison.by_layer), "rows": [asdict(row) for row in selected]}
     return {
         "before": comparison.before.name,
         "after": comparison.after.name,
@@ -204,8 +198,17 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
             for part_after in comparison.after.parts
             if part_after["batch"] == part["batch"]
         ],
-        "by_layer": by_layer,
+        "by_layer": _layers_json(comparison),
     }
+
+
+def _layers_json(comparison: Comparison) -> dict[str, Any] | None:
+    if comparison.by_layer is None:
+        return None
+    if isinstance(comparison.by_layer, str):
+        return {"error": comparison.by_layer}
+    selected = [row for row in comparison.by_layer.rows if row.section in ("step", "layer")]
+    return {"conclusion": conclusion(comparison.by_layer), "rows": [asdict(row) for row in selected]}
 
 
 def _figures(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,14 +130,7 @@ class _Converter:
         if kind == "bool" and value in (*_TRUE, *_FALSE):  # yes, no, on and off are text here
             return value in _TRUE
         if kind in ("int", "float") and not TEXT_KEYS.fullmatch(key):
-            digits = value.replace("_", "")
-            try:
-                number: float = int(digits, 0) if kind == "int" else float(digits)
-            except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
-                return value
-            if number in (float("inf"), float("-inf")) or abs(number) > 1e300:
-                raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
-            return number
+            return self._number(node, value, kind)
         return value
 
     def _mapping(self, node: Node, path: ValuePath, ancestors: frozenset[int]) -> dict[str, Any]:
@@ -155,3 +148,14 @@ class _Converter:
             mapping[key.value] = converted
             self.lines[child_path] = key.start_mark.line + 1
         return mapping
+
+    def _number(self, node: Node, value: str, kind: str) -> Any:
+        """Return the number that a text is, or the text if only YAML 1.1 would read it as one."""
+        digits = value.replace("_", "")
+        try:
+            number: float = int(digits, 0) if kind == "int" else float(digits)
+        except ValueError:  # 010, 1:30, .nan: numbers in YAML 1.1 that other readers interpret differently
+            return value
+        if number in (float("inf"), float("-inf")) or abs(number) > 1e300:
+            raise ManifestError(f"{self.name}:{node.start_mark.line + 1}: {value[:20]} is too large a number")
+        return number

@@ -49,11 +49,7 @@ def summary(trace: Trace, source: Mapping[str, Any]) -> Document:
     latency, loop, activity = tops
     for row in tables.dicts(latency[0]) if latency else []:
         figures = {name: row[name] for name in _A1_FIGURES if name in row}
-        if row.get("low_ms") is None or row.get("high_ms") is None:
-            interval = ""
-        else:
-            interval = f" (95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms)"
-        sentence = f"a step takes {_ms(row['latency_ms'])}{interval}, of {row['steps']} timed steps"
+        sentence = f"a step takes {_ms(row['latency_ms'])}{_interval(row)}, of {row['steps']} timed steps"
         statements.append(statement(sentence, figures, step, "A1"))
     for row in tables.dicts(loop[0]) if loop else []:
         if row["iteration_ms"] is not None:
@@ -273,3 +269,9 @@ def _ms(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "an unknown share" if value is None else f"{value:.1f} %"
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    if row.get("low_ms") is None or row.get("high_ms") is None:
+        return ""
+    return f" (95 % interval {row['low_ms']:.4g} to {row['high_ms']:.4g} ms)"

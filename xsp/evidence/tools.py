@@ -100,14 +100,7 @@ class Tools:
             tool = TOOLS.get(name)
             if tool is None:
                 raise UsageError(f"there is no tool {name[:100]!r}; there are {', '.join(TOOLS)}")
-            from jsonschema import Draft202012Validator
-            from jsonschema.exceptions import best_match
-
-            violation = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
-            if violation is not None:
-                location = ".".join(map(str, violation.absolute_path)) or "arguments"
-                taken = ", ".join(tool.arguments) or "none"
-                raise UsageError(f"{tool.name}: {location}: {str(violation.message)[:200]}; it takes {taken}")
+            _check(tool, arguments)
             return fit(tool.answer(self, arguments), self.most_bytes)
         except XspError as rejection:
             return fit(error(str(rejection)), self.most_bytes)
@@ -152,6 +145,23 @@ class Tools:
             return load.load(place.path, kind=kind)
         except TraceError as failure:
             raise TraceError(str(failure).replace(str(place.path), place.name)) from failure
+
+
+def _check(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Check arguments against the schema.
+
+    Raises:
+        UsageError: they do not match it.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    violation = best_match(Draft202012Validator(tool.schema).iter_errors(dict(arguments)))
+    if violation is not None:
+        location = ".".join(map(str, violation.absolute_path)) or "arguments"
+        raise UsageError(
+            f"{tool.name}: {location}: {str(violation.message)[:200]}; it takes {', '.join(tool.arguments) or 'none'}"
+        )
 
 
 # --- answers ------------------------------------------------------------------------------------------------------

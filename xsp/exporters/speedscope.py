@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import duckdb
 
 from xsp.exporters import tracks
 from xsp.exporters.contract import Choice, Written, atomic_file, check_steps
@@ -48,20 +50,13 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
         file.write(
             f'{{"$schema":{_json(SCHEMA)},"exporter":"xsp@{__version__}","name":{_json(trace.name)},"profiles":['
         )
-        [(first,)] = trace.con.execute("SELECT coalesce(min(begin_ns), 0) FROM track_spans").fetchall()
-        for index, (number, spans) in enumerate(
-            groupby(tracks.fetch_rows(trace.con.execute(_ROWS, [first])), itemgetter(0))
-        ):
+        for index, (number, spans) in enumerate(groupby(_spans(trace.con), itemgetter(0))):
             track = layout.tracks[number]
             name = f"rank {track.rank}, {track.title}" if multi_rank else track.title
             file.write(
                 f'{"," if index else ""}\n{{"type":"evented","name":{_json(name)},"unit":"nanoseconds","events":['
             )
-            time, separator = 0, ""
-            for kind, time, frame in _events(spans, frames):
-                file.write(f'{separator}\n{{"type":"{kind}","frame":{frame},"at":{time}}}')
-                separator = ","
-            file.write(f'\n],"startValue":0,"endValue":{time}}}')
+            file.write(f'\n],"startValue":0,"endValue":{_write_track(spans, frames, file)}}}')
         names = ",\n".join(f'{{"name":{_json(name)}}}' for name in frames)
         file.write(f'\n],"shared":{{"frames":[\n{names}\n]}}}}\n')
     return layout.result(memory=False)
@@ -69,6 +64,20 @@ def write(trace: Trace, path: Path, choice: Choice) -> Written:
 
 def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _spans(con: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+    [(first,)] = con.execute("SELECT coalesce(min(begin_ns), 0) FROM track_spans").fetchall()
+    return tracks.fetch_rows(con.execute(_ROWS, [first]))
+
+
+def _write_track(spans: Iterator[tuple[Any, ...]], frames: dict[str, int], file: IO[str]) -> int:
+    """Write the open and close events of a track, and return the time of the last one."""
+    time, separator = 0, ""
+    for kind, time, frame in _events(spans, frames):
+        file.write(f'{separator}\n{{"type":"{kind}","frame":{frame},"at":{time}}}')
+        separator = ","
+    return time
 
 
 def _events(spans: Iterator[tuple[Any, ...]], frames: dict[str, int]) -> Iterator[tuple[str, int, int]]:

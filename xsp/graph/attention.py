@@ -144,16 +144,7 @@ class _Attention:
             if step.op in PRODUCTS and len(step.operands) == 2:
                 return self._find_factors(step, step.operands, step.call.inputs)
             if step.op == "baddbmm":
-                # a product with an added tensor: a mask, or nothing if its factor is 0
-                alpha, beta = step.option("alpha"), step.option("beta")
-                if not isinstance(alpha, (int, float)) or not alpha:
-                    return False
-                if beta not in (0, 1) or (beta == 1 and (self.pattern.mask is not None or self.pattern.scale != 1.0)):
-                    return False
-                if beta == 1:
-                    self._set_mask(step.operands[0], step.call.outputs[0].shape or ())
-                self.pattern.scale *= float(alpha)
-                return self._find_factors(step, step.operands[1:], step.call.inputs[1:])
+                return self._find_biased_factors(step)
             previous = self._previous_scores(step)
             if previous is None:
                 return False
@@ -217,6 +208,18 @@ class _Attention:
 
     def _set_mask(self, mask: Origin | None, shape: tuple[int, ...], inverted: bool = False) -> None:
         self.pattern.mask, self.pattern.shape, self.pattern.is_inverted = mask, shape, inverted
+
+    def _find_biased_factors(self, step: DraftCall) -> bool:
+        """Record a product with an added tensor: a mask, or nothing if its factor is 0."""
+        alpha, beta = step.option("alpha"), step.option("beta")
+        if not isinstance(alpha, (int, float)) or not alpha:
+            return False
+        if beta not in (0, 1) or (beta == 1 and (self.pattern.mask is not None or self.pattern.scale != 1.0)):
+            return False
+        if beta == 1:
+            self._set_mask(step.operands[0], step.call.outputs[0].shape or ())
+        self.pattern.scale *= float(alpha)
+        return self._find_factors(step, step.operands[1:], step.call.inputs[1:])
 
     def _find_factors(self, step: DraftCall, operands: Sequence[Origin], tensors: Sequence[Tensor]) -> bool:
         if step.written_inputs or len(operands) != 2 or (operands[0] == operands[1] and step.op != "einsum"):

@@ -150,13 +150,7 @@ def from_plain(value: Any) -> Any:
     if kind == "tensor":
         dtype, shape, *stride = content
         tensor = Tensor(dtype, None if shape is None else tuple(shape), tuple(stride[0]) if stride else None)
-        sizes, strides = tensor.shape or (), tensor.stride
-        valid = all(type(number) is int and number >= 0 for number in (*sizes, *(strides or ())))
-        if not (tensor.dtype is None or isinstance(tensor.dtype, str)) or not valid:
-            raise ValueError(f"there is no tensor of type {tensor.dtype!r} and shape {tensor.shape}")
-        if strides is not None and len(strides) != len(sizes):
-            raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(strides)} strides")
-        return tensor
+        return _validated(tensor)
     if kind == "complex":
         return complex(float(content[0]), float(content[1]))
     if kind == "float":
@@ -164,6 +158,21 @@ def from_plain(value: Any) -> Any:
     if kind == "other":
         return str(content)
     raise ValueError(f"there is no argument of kind {kind!r}")
+
+
+def _validated(tensor: Tensor) -> Tensor:
+    """Check a tensor that was read, and return it.
+
+    Raises:
+        ValueError: its type is not a name, a size or stride is not a whole number from 0, or their numbers differ.
+    """
+    sizes, strides = tensor.shape or (), tensor.stride
+    valid = all(type(number) is int and number >= 0 for number in (*sizes, *(strides or ())))
+    if not (tensor.dtype is None or isinstance(tensor.dtype, str)) or not valid:
+        raise ValueError(f"there is no tensor of type {tensor.dtype!r} and shape {tensor.shape}")
+    if strides is not None and len(strides) != len(sizes):
+        raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(strides)} strides")
+    return tensor
 
 
 def _hash(text: str) -> str:

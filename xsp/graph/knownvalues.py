@@ -139,16 +139,20 @@ class KnownValues(TorchDispatchMode):
         """Remember the values of an operator's results, and forget those of tensors into which it wrote unknowns."""
         if known_result is None:
             if func._schema.is_mutable:
-                for each in tensors:
-                    known = self._known.get(each)
-                    if known is not None:  # simplified: all arguments count as written, without a look at the schema
-                        storage = known.untyped_storage()
-                        self._forgotten[storage._cdata] = storage
+                self._forget(tensors)
             return
         for tensor, value in zip(tree_flatten(result)[0], tree_flatten(known_result)[0], strict=False):
             is_like = isinstance(tensor, torch.Tensor) and tensor.device.type == "meta" and tensor.shape == value.shape
             if is_like and _is_small(value) and value.layout is torch.strided:
                 self._known[tensor] = value
+
+    def _forget(self, tensors: list[Any]) -> None:
+        """Forget the values of tensors, and of those that share their storage."""
+        for tensor in tensors:
+            value = self._known.get(tensor)
+            if value is not None:  # simplified: all arguments count as written, without a look at the schema
+                storage = value.untyped_storage()
+                self._forgotten[storage._cdata] = storage
 
 
 class _Constants(TorchFunctionMode):

@@ -176,13 +176,16 @@ class _Reader:
                 outputs.append(record.tensor)
         rule = keys.UNIFORM if name in keys.VALUE_DEPENDENT else ""
         call = Call(name, tuple(arguments), tuple(outputs), _overload(schema), rule)
-        if not writes:
-            kind = NodeKind.VIEW if outputs else NodeKind.SYNC
-        elif not name.startswith("aten::"):
-            kind = NodeKind.OPAQUE
-        else:
-            kind = NodeKind.CREATE if name.startswith(("aten::empty", "aten::new_empty")) else NodeKind.COMPUTE
+        kind = _kind(name, writes, outputs)
         self.nodes.append(Node(call, keys.key(call), kind, module, phase, tuple(reads), tuple(returns), tuple(writes)))
+
+
+def _kind(name: str, writes: list[int], outputs: list[Tensor]) -> NodeKind:
+    if not writes:
+        return NodeKind.VIEW if outputs else NodeKind.SYNC
+    if not name.startswith("aten::"):
+        return NodeKind.OPAQUE
+    return NodeKind.CREATE if name.startswith(("aten::empty", "aten::new_empty")) else NodeKind.COMPUTE
 
 
 def _part(node: dict[str, Any], side: str) -> Iterator[tuple[Any, Any, str, Any]]:

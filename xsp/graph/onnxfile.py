@@ -155,8 +155,6 @@ class _Reader:
             "onnx": self.onnx.__version__,
             "xsp": __version__,
         }
-        # the constants that are weights and that calls read
-        tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
         return Graph(
             name=self.path.name,
             source=Source.ONNX,
@@ -165,7 +163,7 @@ class _Reader:
             values=self.flow.final_values(),
             known_by=KnownBy.NAMES,
             counts="nodes of ONNX",
-            parameters=known_sum(tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor)),
+            parameters=self._parameters(),
             settings=settings,
             problems=tuple(self.problems),
         )
@@ -327,6 +325,11 @@ class _Reader:
             fields = {field.name: value for field, value in attribute.ListFields()}
             return _plain(next((fields[name] for name in _VALUE_FIELDS if name in fields), None))
         return _plain(self.onnx.helper.get_attribute_value(attribute))
+
+    def _parameters(self) -> int | None:
+        """Return the elements of the constants that are weights and that calls read; None if a shape is unknown."""
+        tensors = [tensor for name, tensor in self.constants.items() if self.flow.has_value(name)]
+        return known_sum(tensor.elements for tensor in tensors if tensor.dtype is None or _is_weight(tensor))
 
 
 def _is_weight(tensor: Tensor) -> bool:

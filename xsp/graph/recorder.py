@@ -224,6 +224,19 @@ class Recorder(TorchDispatchMode):
             for path, module in self.modules.all()
         )
 
+    def _note_releases(self, node: int) -> None:
+        """Note the storages that have ceased to exist after a node, or the ones before it that had them last.
+
+        Most cease to exist soon after their last use, so only those that were used lately are looked at each time.
+        """
+        everything = node % _LOOK_AT_ALL == 0
+        for address, last in list(self._last_access.items()) if everything else self._recent(node):
+            if self._storages[address].expired():
+                del self._last_access[address]
+                self._released[self.flow.values[self.flow.current(address)].storage] = (
+                    node if not everything else max(last, node - _LOOK_AT_ALL + 1)
+                )
+
     def _recent(self, node: int) -> list[tuple[int, int]]:
         """Return the storages that the last nodes used; the newest are at the end of the dictionary."""
         found = []
@@ -249,21 +262,9 @@ class Recorder(TorchDispatchMode):
             (name, keys.FLAGS.get(name, plain_argument(None if name in keys.EXTERNAL_ARGUMENTS else value)))
             for name, value in zip((parameter.name for parameter in declarations), values, strict=True)
         )
-        if self._optimizer_depth:
-            phase = Phase.OPTIMIZER
-        else:
-            phase = Phase.FORWARD if torch._C._current_autograd_node() is None else Phase.BACKWARD
+        phase = self._phase()
         number = len(self.nodes)
-        # note the storages that have ceased to exist after a node, or the ones before it that had them last. Most cease
-        # to exist soon after their last use, so only those that were used lately are looked at each time.
-        node = number - 1
-        everything = node % _LOOK_AT_ALL == 0
-        for address, last in list(self._last_access.items()) if everything else self._recent(node):
-            if self._storages[address].expired():
-                del self._last_access[address]
-                self._released[self.flow.values[self.flow.current(address)].storage] = (
-                    node if not everything else max(last, node - _LOOK_AT_ALL + 1)
-                )
+        self._note_releases(number - 1)
         role = Role.STATE if phase is Phase.OPTIMIZER else Role.CONSTANT
         accesses = [self._access(tensor, role) for tensor in flat_tensors(values)]
         if torch.Tag.inplace_view not in func.tags:  # such an operator changes the tensor, not its content
@@ -271,14 +272,7 @@ class Recorder(TorchDispatchMode):
         origins = tuple(map(self._origin, flat_tensors(values)))
         offsets = [_offset(tensor) for tensor in flat_tensors(values)]
         result = func(*args, **kwargs)
-        path = self.modules.current
-        if phase is Phase.FORWARD:
-            self._by_sequence.append((torch._C._autograd._get_sequence_nr(), path))
-            module = path
-        elif path or phase is Phase.OPTIMIZER:
-            module = path
-        else:
-            module = self._forward_module(torch._C._current_autograd_node())
+        module = self._module(phase)
         role = Role.GRADIENT if phase is Phase.BACKWARD else Role.ACTIVATION
         tensors = list(flat_tensors(result))
         offsets += [_offset(tensor) for tensor in tensors]
@@ -463,6 +457,21 @@ class Recorder(TorchDispatchMode):
 
     def _optimizer(self, change: int) -> None:
         self._optimizer_depth += change
+
+    def _phase(self) -> Phase:
+        if self._optimizer_depth:
+            return Phase.OPTIMIZER
+        return Phase.FORWARD if torch._C._current_autograd_node() is None else Phase.BACKWARD
+
+    def _module(self, phase: Phase) -> str:
+        """Return the module that an operator belongs to; in a backward pass that of its forward operator."""
+        path = self.modules.current
+        if phase is Phase.FORWARD:
+            self._by_sequence.append((torch._C._autograd._get_sequence_nr(), path))
+            return path
+        if path or phase is Phase.OPTIMIZER:
+            return path
+        return self._forward_module(torch._C._current_autograd_node())
 
     def _forward_module(self, node: Any) -> str:
         """Return the module of the forward operator of an autograd node; empty if unknown."""

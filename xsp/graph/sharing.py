@@ -167,16 +167,7 @@ def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Sim
     for _ in range(count - 1):
         first, second = divmod(int(similarity.argmax()), count)
         level = float(similarity[first, second])
-        # which of two rows of models to reverse, so that the models at the junction are as similar as possible
-        first_models = order[first]
-        second_models = order[second]
-        orientations = [(False, False), (False, True), (True, False), (True, True)]
-        flipped = max(
-            orientations,
-            key=lambda orientation: exact[
-                first_models[0 if orientation[0] else -1], second_models[-1 if orientation[1] else 0]
-            ],
-        )
+        flipped = _best_orientation(exact, order[first], order[second])
         pair = ((first, flipped[0]), (second, flipped[1]))
         order[first] = tuple(
             place for cluster, is_reversed in pair for place in order[cluster][:: -1 if is_reversed else 1]
@@ -197,3 +188,12 @@ def groups(indexes: NDArray[Any], threshold: float = MIN_SIMILARITY) -> list[Sim
 
 def _oriented(parts: list[SimilarModels], is_reversed: bool) -> list[SimilarModels]:
     return [SimilarModels(group.places[::-1], group.similarity) for group in parts[::-1]] if is_reversed else parts
+
+
+def _best_orientation(indexes: NDArray[Any], first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, bool]:
+    """Return which of two rows of models to reverse, so that the models at the junction are as similar as possible."""
+    orientations = [(False, False), (False, True), (True, False), (True, True)]
+    return max(
+        orientations,
+        key=lambda orientation: indexes[first[0 if orientation[0] else -1], second[-1 if orientation[1] else 0]],
+    )

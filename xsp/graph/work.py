@@ -145,13 +145,15 @@ def bytes_of(node: Node) -> int | None:
         read_bytes[0] = min(rows, selected_rows) * ((read_bytes[0] or 0) // max(1, rows))
     if call.op in ROUTED and len(read_bytes) > 1:
         read_bytes[1] = _routed(call, read_bytes[1] or 0)
-    # bytes that an in-place operator on lists writes: it returns none of the tensors that it changes
+    return sum(filter(None, read_bytes)) + sum(filter(None, written_bytes)) + _changed_in_lists(call)
+
+
+def _changed_in_lists(call: Call) -> int:
+    """Return the bytes that an in-place operator on lists writes: it returns none of the tensors that it changes."""
     if call.outputs or not call.op.endswith("_") or not call.op.startswith(ON_LISTS):
-        changed_in_lists = 0
-    else:
-        changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
-        changed_in_lists = sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
-    return sum(filter(None, read_bytes)) + sum(filter(None, written_bytes)) + changed_in_lists
+        return 0
+    changed = [value for name, value in call.arguments if name in CHANGED_LISTS and isinstance(value, tuple)]
+    return sum(tensor.bytes or 0 for value in changed for tensor in value if isinstance(tensor, Tensor))
 
 
 def _partial_write_bytes(call: Call) -> int | None:
@@ -234,10 +236,7 @@ def flops_of(node: Node) -> int | None:
             return None
     if call.op.startswith(("onnx::", "ai.onnx.ml::")):
         return None if call.op in UNKNOWN_IN_ONNX else 0
-    # the operations by the formulas for traces
-    shapes, kineto_dtypes, scalars = _kineto_arguments(call)
-    result_shape = call.outputs[0].shape if call.outputs else None
-    result = trace_formulas.flops(call.op, shapes, scalars, kineto_dtypes, result_shape)
+    result = _trace_flops(call)
     if result is not None:
         return result
     return None if may_multiply(call.op, is_opaque=node.kind is NodeKind.OPAQUE) else 0
@@ -246,6 +245,13 @@ def flops_of(node: Node) -> int | None:
 def may_multiply(op: str, *, is_opaque: bool = False) -> bool:
     """Return whether an operator may do products; of one outside of the framework (`is_opaque`) nobody knows."""
     return bool((is_opaque or MAY_MULTIPLY.search(op)) and not WITHOUT_PRODUCTS.search(op))
+
+
+def _trace_flops(call: Call) -> int | None:
+    """Return the operations by the formulas for traces."""
+    shapes, dtypes, scalars = _kineto_arguments(call)
+    result = call.outputs[0].shape if call.outputs else None
+    return trace_formulas.flops(call.op, shapes, scalars, dtypes, result)
 
 
 def _kineto_arguments(call: Call) -> tuple[list[Any], list[str], list[Any]]:

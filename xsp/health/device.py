@@ -65,12 +65,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
         f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM spans WHERE level = {int(Level.KERNEL)}"
     ).fetchall()
     work = _Work(*rows[0])
-    # what is impossible or missing in the trace, and what does not add up in its account
-    accounted = account.of(trace)
-    for doubt in accounted.doubts:
-        yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)
-    for violation in accounted.violations:
-        yield Finding(Severity.WARNING, "account", violation, "B")
+    yield from _doubts(trace)
     if not work.spans:
         if trace.run.counters is not None:
             text = "kernels were replayed for counters, not timed: for the GPU see only `counters` and `op-counters`"
@@ -115,6 +110,15 @@ def _operations(trace: Trace, work: _Work) -> Iterator[Finding]:
     if large:
         text = f"how many operations they do is unknown, because their shapes do not tell: {large} of device time"
         yield Finding(Severity.NOTE, "operations", text)
+
+
+def _doubts(trace: Trace) -> Iterator[Finding]:
+    """Yield what is impossible or missing in the trace, and what does not add up in its account."""
+    accounted = account.of(trace)
+    for doubt in accounted.doubts:
+        yield Finding(Severity.WARNING, doubt.subject, doubt.text, doubt.best_grade)
+    for text in accounted.violations:
+        yield Finding(Severity.WARNING, "account", text, "B")
 
 
 class _Work(NamedTuple):

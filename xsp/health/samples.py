@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xsp.health.finding import Finding, Severity
+from xsp.run import Samples
 from xsp.samples.nvml import MASK, REASONS_SQL
 from xsp.schema import Kind
 from xsp.store.trace import Trace
@@ -37,15 +38,7 @@ def findings(trace: Trace) -> Iterator[Finding]:
         yield from _host_processes(trace)
     for run in trace.run.rank_runs:
         if run.samples is not None:
-            if run.machine.devices and "nvml" in run.samples.absent:
-                yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {run.samples.absent['nvml']}")
-            for text in run.samples.notes:
-                yield Finding(Severity.NOTE, "samples", text)
-            readings, missed = run.samples.readings, run.samples.missed
-            if missed > MIN_MISSED_SHARE * (readings + missed):
-                yield Finding(
-                    Severity.NOTE, "samples", f"{missed} of {readings + missed} readings were late and were left out"
-                )
+            yield from _gaps(run.samples, run.machine.devices)
 
 
 def _throttling(trace: Trace) -> Iterator[Finding]:
@@ -111,3 +104,14 @@ def _host_processes(trace: Trace) -> Iterator[Finding]:
             "other programs, or children of this one"
         )
         yield Finding(Severity.NOTE, "machine", text)
+
+
+def _gaps(samples: Samples, devices: Sequence[str]) -> Iterator[Finding]:
+    """Yield findings on samples that are missing; devices count only on a machine with a device."""
+    if devices and "nvml" in samples.absent:
+        yield Finding(Severity.NOTE, "samples", f"devices were not sampled: {samples.absent['nvml']}")
+    for text in samples.notes:
+        yield Finding(Severity.NOTE, "samples", text)
+    readings, missed = samples.readings, samples.missed
+    if missed > MIN_MISSED_SHARE * (readings + missed):
+        yield Finding(Severity.NOTE, "samples", f"{missed} of {readings + missed} readings were late and were left out")

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from xsp.errors import TraceError
@@ -22,6 +22,7 @@ from xsp.importers.contract import Imported, Losses, RowImporter, is_url, open_b
 from xsp.importers.otlp import MAX_MESSAGE_BYTES, InvalidSpan, OtlpSpan, Reader, ScopeSpans
 
 if TYPE_CHECKING:
+    from urllib.error import HTTPError
     from urllib.request import Request
 
 SECONDS = 30
@@ -128,23 +129,10 @@ def _get(url: str, place: str) -> bytes:
     request = _request(url, place)
     try:
         with build_opener(NoRedirect).open(request, timeout=SECONDS) as response:
-            content, end = bytearray(), time.monotonic() + MAX_ANSWER_S
-            while part := response.read1(1 << 20):
-                content += part
-                if len(content) > MAX_MESSAGE_BYTES:
-                    raise TraceError(
-                        f"{place}: more than {MAX_MESSAGE_BYTES >> 20} MiB; export it to a file of JSON lines instead"
-                    )
-                if time.monotonic() > end:
-                    raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
-            return bytes(content)
+            return _body(response, place)
     except errors.HTTPError as error:
         with error:
-            if error.code == 404:
-                raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
-            if error.code in (401, 403):
-                raise TraceError(f"{place}: not allowed ({error.code}); put credentials into the URL") from None
-            raise TraceError(f"{place}: answers with {error.code}") from None
+            _raise_for_status(error, place)
     except errors.URLError as error:
         reason = getattr(error.reason, "strerror", None) or error.reason
         raise TraceError(f"{place}: no answer ({reason}); is Jaeger running there?") from None
@@ -173,6 +161,28 @@ def _request(url: str, place: str) -> Request:
         secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
     return request
+
+
+def _body(response: Any, place: str) -> bytes:
+    """Return the content of a response, which must not be too long or too slow."""
+    content, end = bytearray(), time.monotonic() + MAX_ANSWER_S
+    while part := response.read1(1 << 20):
+        content += part
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise TraceError(
+                f"{place}: more than {MAX_MESSAGE_BYTES >> 20} MiB; export it to a file of JSON lines instead"
+            )
+        if time.monotonic() > end:
+            raise TraceError(f"{place}: not finished within {MAX_ANSWER_S} s")
+    return bytes(content)
+
+
+def _raise_for_status(error: HTTPError, place: str) -> NoReturn:
+    if error.code == 404:
+        raise TraceError(f"{place}: Jaeger has no such trace (404), or this is not a Jaeger") from None
+    if error.code in (401, 403):
+        raise TraceError(f"{place}: not allowed ({error.code}); put credentials into the URL") from None
+    raise TraceError(f"{place}: answers with {error.code}") from None
 
 
 # --- as JSON ------------------------------------------------------------------------------------------
@@ -207,11 +217,7 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
     """Yield the parts of a document in one of Jaeger's two formats."""
     for name in ("error", "errors"):
         if document.get(name):
-            error = document[name]
-            first = error[0] if isinstance(error, list) and error else error
-            text = first.get("message", first.get("msg", "")) if isinstance(first, dict) else first
-            message = "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
-            raise TraceError(f"{place}: Jaeger answers with an error: {message}")
+            raise TraceError(f"{place}: Jaeger answers with an error: {_message(document[name])}")
     result = document.get("result")
     if isinstance(result, dict):
         yield from otlp_json.parts_of(result, place)
@@ -220,6 +226,12 @@ def _parts(document: Mapping[str, Any], place: str) -> Iterator[ScopeSpans]:
             yield from _ui_parts(trace, place)
     else:
         raise TraceError(f"{place}: not a Jaeger trace: it has neither result nor data")
+
+
+def _message(error: Any) -> str:
+    first = error[0] if isinstance(error, list) and error else error
+    text = first.get("message", first.get("msg", "")) if isinstance(first, dict) else first
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))[:200]
 
 
 def _ui_parts(trace: Any, place: str) -> Iterator[ScopeSpans]:

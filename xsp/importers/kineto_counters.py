@@ -56,13 +56,7 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
     Returns:
         The entry `counters` for `run.json`; an empty dictionary if no range was recorded.
     """
-    rows = con.execute("SELECT number, name, device, args FROM ranges ORDER BY device, start_ns, number").fetchall()
-    ranges = [
-        _Range(
-            number, None if name == NAMELESS else name, device, _with_flops(_values(args), _capability(devices, device))
-        )
-        for number, name, device, args in rows
-    ]
+    ranges = _ranges(con, devices)
     if not ranges:
         return {}
     kernels = con.execute(
@@ -92,6 +86,17 @@ def attach(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]],
             "apart_left_out": max(0, len(sums) - _MAX_SUMS),
         }
     }
+
+
+def _ranges(con: duckdb.DuckDBPyConnection, devices: Sequence[Mapping[str, Any]]) -> list[_Range]:
+    """Return the ranges, in the order of each device's launches."""
+    rows = con.execute("SELECT number, name, device, args FROM ranges ORDER BY device, start_ns, number").fetchall()
+    return [
+        _Range(
+            number, None if name == NAMELESS else name, device, _with_flops(_values(args), _capability(devices, device))
+        )
+        for number, name, device, args in rows
+    ]
 
 
 def _values(args: str | None) -> dict[str, float]:

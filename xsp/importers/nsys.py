@@ -75,16 +75,7 @@ class Nsys(TableImporter):
         Raises:
             TraceError: the file is a report instead of an export, not SQLite, damaged, or not from nsys.
         """
-        # a file that must be converted to SQLite first
-        name = Path(source).name
-        with open(source, "rb") as file:
-            head = file.read(len(SQLITE))
-        if head.startswith(GZIP):
-            raise TraceError(f"{source}: is compressed; decompress it first (gunzip)")
-        if not head.startswith(SQLITE):
-            raise TraceError(
-                f"{source}: is a report of Nsight Systems; export it first: {EXPORT.format(shlex.quote(name))}"
-            )
+        _check(source)
         losses = Losses(self.name)
         with atomic.temporary_folder() as folder:
             export = Export(source, Path(folder))
@@ -106,6 +97,19 @@ class Nsys(TableImporter):
 
 
 # --- the file ---------------------------------------------------------------------------------------------
+
+
+def _check(source: str) -> None:
+    """Raise TraceError for a file that must be converted to SQLite first."""
+    name = Path(source).name
+    with open(source, "rb") as file:
+        head = file.read(len(SQLITE))
+    if head.startswith(GZIP):
+        raise TraceError(f"{source}: is compressed; decompress it first (gunzip)")
+    if not head.startswith(SQLITE):
+        raise TraceError(
+            f"{source}: is a report of Nsight Systems; export it first: {EXPORT.format(shlex.quote(name))}"
+        )
 
 
 def _run(export: Export, losses: Losses) -> dict[str, Any]:

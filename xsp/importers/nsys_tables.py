@@ -12,7 +12,7 @@ import csv
 import re
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,7 @@ class Export:
                 if sys.version_info >= (3, 11):
                     self._file.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
                 names = [name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-                # the newest version of each table that exists only under names with a version, such as NVTX_EVENTS_V2
-                matches = [match for name in names if (match := re.fullmatch(r"(.+)_V(\d+)", name))]
-                ordered = sorted(matches, key=lambda match: int(match[2]))
-                versions = {match[1]: match[0] for match in ordered if match[1] not in names}
-                for base, newest in versions.items():
+                for base, newest in _versions(names).items():  # such as NVTX_EVENTS_V2
                     query = f"SELECT * FROM {table.quoted(newest)}"
                     self._file.execute(f"CREATE TEMP VIEW {table.quoted(base)} AS {query}")
                     names[names.index(newest)] = base
@@ -165,6 +161,13 @@ class Export:
 
     def _broken(self, error: Exception, place: str = "") -> TraceError:
         return TraceError(f"{self._source}{place}: not readable as SQLite ({error}); {self._remedy}")
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the newest version of each table that exists only under names with a version, by its plain name."""
+    matches = [match for name in names if (match := re.fullmatch(r"(.+)_V(\d+)", name))]
+    ordered = sorted(matches, key=lambda match: int(match[2]))
+    return {match[1]: match[0] for match in ordered if match[1] not in names}
 
 
 def _typed(column: str, kind: str) -> str:

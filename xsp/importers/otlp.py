@@ -156,19 +156,11 @@ class Reader:
         if count is not None:
             self.folded += count if is_count(count) else 0
             return None
-        stated: Any = attributes.get("xsp.duration_ns")
-        slack = 0 if self._unit_ns == 1 else 2 * self._unit_ns
-        if is_count(stated) and abs(stated - span.dur_ns) <= slack:
-            dur_ns = int(stated)
-        else:
-            if stated is not None:
-                self.losses.changed["duration taken from start and end, which xsp.duration_ns contradicts"] += 1
-            dur_ns = span.dur_ns
         columns = {
             **self._origin(attributes),
             "kind": _text(attributes[_KIND]),
             "level": _level(attributes.get(_LEVEL)),
-            "dur_ns": dur_ns,
+            "dur_ns": self._duration(attributes.get("xsp.duration_ns"), span.dur_ns),
         }
         extra: dict[str, Any] = {}
         from_resource = {name: part.resource[name] for name in semconv.RESOURCE_COLUMNS & part.resource.keys()}
@@ -214,6 +206,15 @@ class Reader:
             thread=thread if is_count(thread) else None,
             attributes=_nested(attributes),
         )
+
+    def _duration(self, stated: Any, measured_ns: int) -> int:
+        """Return the stated duration if the times agree with it, else the difference of the times."""
+        slack = 0 if self._unit_ns == 1 else 2 * self._unit_ns
+        if is_count(stated) and abs(stated - measured_ns) <= slack:
+            return int(stated)
+        if stated is not None:
+            self.losses.changed["duration taken from start and end, which xsp.duration_ns contradicts"] += 1
+        return measured_ns
 
     # --- runs -----------------------------------------------------------------------------------------
 

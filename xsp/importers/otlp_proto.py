@@ -84,28 +84,29 @@ def _messages(source: str) -> Iterator[tuple[str, bytes]]:
                     f"{source}: one message of more than {MAX_MESSAGE_BYTES >> 20} MiB; export smaller ones"
                 )
             return
-        offset, number = 0, 0
-        while head:
-            number += 1
-            position = f"message {number} at byte {offset}"
-            head += _read(file, _LENGTH.size - len(head), source, offset)
-            length = _length(head)
-            if length is None:
-                raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
-            if length > MAX_MESSAGE_BYTES:
-                raise TraceError(
-                    f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged"
-                )
-            body = head[_LENGTH.size : _LENGTH.size + length]
-            rest = head[_LENGTH.size + length :]
-            body += _read(file, length - len(body), source, offset)
-            if len(body) < length:
-                raise TraceError(
-                    f"{source}, {position}: only {len(body)} of {length} bytes are there; copy the file again"
-                )
-            yield f"{source}, {position}", body
-            offset += _LENGTH.size + length
-            head = rest + _read(file, _LENGTH.size - len(rest), source, offset)
+        yield from _prefixed(file, source, head)
+
+
+def _prefixed(file: IO[bytes], source: str, head: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the messages of a file in which each follows its length, with their positions in words."""
+    offset, number = 0, 0
+    while head:
+        number += 1
+        position = f"message {number} at byte {offset}"
+        head += _read(file, _LENGTH.size - len(head), source, offset)
+        length = _length(head)
+        if length is None:
+            raise TraceError(f"{source}, {position}: the file is truncated; copy it again")
+        if length > MAX_MESSAGE_BYTES:
+            raise TraceError(f"{source}, {position}: a length of {length} bytes; this is not OTLP, or it is damaged")
+        body = head[_LENGTH.size : _LENGTH.size + length]
+        rest = head[_LENGTH.size + length :]
+        body += _read(file, length - len(body), source, offset)
+        if len(body) < length:
+            raise TraceError(f"{source}, {position}: only {len(body)} of {length} bytes are there; copy the file again")
+        yield f"{source}, {position}", body
+        offset += _LENGTH.size + length
+        head = rest + _read(file, _LENGTH.size - len(rest), source, offset)
 
 
 def _read(file: IO[bytes], size: int, source: str, offset: int) -> bytes:

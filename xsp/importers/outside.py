@@ -139,11 +139,13 @@ def _parse_rest(text: mmap.mmap, offset: int) -> tuple[dict[str, Any] | None, in
             continue
         except (ValueError, RecursionError):
             return None, bytes_tried
-        end_offset = offset + length
-        remainder = piece[end - len('{"":0') :] + (
-            text[end_offset : end_offset + 64] + text[max(end_offset, len(text) - 64) :]
-        ).decode("utf-8", "replace")
+        remainder = piece[end - len('{"":0') :] + _excerpt(text, offset + length)
         return None if remainder.strip() else {key: value for key, value in keys.items() if key}, bytes_tried
+
+
+def _excerpt(text: mmap.mmap, offset: int) -> str:
+    """Return the first bytes from `offset` on, and the end of the file; blank if nothing follows."""
+    return (text[offset : offset + 64] + text[max(offset, len(text) - 64) :]).decode("utf-8", "replace")
 
 
 def end_of_last_event(source: str, copy: Path) -> int:

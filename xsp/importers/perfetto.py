@@ -419,11 +419,7 @@ class _Reader:
             elif number == 6:
                 value = text(data, start, end)
             elif number == 9:
-                content = text(data, start, end)
-                try:
-                    value = json.loads(content)
-                except (ValueError, RecursionError):
-                    value = content
+                value = _json_of(text(data, start, end))
             elif number == 17:
                 value = sequence.values.get(start)
             elif number in (11, 12) and depth < _MAX_DEPTH and len(entries) + len(elements) < _MAX_ARGUMENTS:
@@ -433,6 +429,13 @@ class _Reader:
                 else:
                     elements.append(inner)
         return name, entries or elements or value
+
+
+def _json_of(content: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content
 
 
 # --- meaning ----------------------------------------------------------------------------------------------------

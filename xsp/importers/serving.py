@@ -64,14 +64,7 @@ def parse(name: str) -> Annotation | None:
     if match := _TENSORRT_LLM.search(name):
         return _of_requests(int(match[1]), int(match[2]), None, None)
     if match := _ATOM.match(name):
-        mode = match[1]
-        fields = {key: int(value) for key, value in _FIELD.findall(match[2])}
-        count = fields.get("tok")
-        if mode == "prefill":
-            return Annotation(mode, fields.get("bs"), count, 0)
-        if fields.get("p"):
-            return Annotation("mixed" if fields.get("d") else "prefill", fields.get("bs"))
-        return Annotation(mode, fields.get("bs"), 0, count)
+        return _atom(match[1], {key: int(value) for key, value in _FIELD.findall(match[2])})
     if match := _DIFFUSION.match(name):
         return Annotation(f"diffusion {match[2]}", int(match[1]))
     if match := _SGLANG.match(name):
@@ -109,6 +102,16 @@ def _sglang(mode: str, fields: Mapping[str, int]) -> Annotation | None:
             fields.get("g_sq", fields.get("dec", fields.get("g"))),
         )
     return Annotation(mode.replace("_", " "), requests)
+
+
+def _atom(mode: str, fields: Mapping[str, int]) -> Annotation:
+    """Return the annotation of a step of ATOM."""
+    tokens = fields.get("tok")
+    if mode == "prefill":
+        return Annotation(mode, fields.get("bs"), tokens, 0)
+    if fields.get("p"):
+        return Annotation("mixed" if fields.get("d") else "prefill", fields.get("bs"))
+    return Annotation(mode, fields.get("bs"), 0, tokens)
 
 
 _COLUMNS = (

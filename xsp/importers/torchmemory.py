@@ -196,16 +196,9 @@ class _Changes:
                 if not reserve_sign:
                     losses.skipped[f"events {_text(event['action'])}"] += 1
                 continue
-            frames = event.get("frames")
-            if not frames:
-                frame = None
-            else:
-                if id(frames) not in self._frames:  # the snapshot keeps them alive, so an id is that of one list
-                    self._frames[id(frames)] = _origin(frames)
-                frame = self._frames[id(frames)]
             attributes = {"device_type": "1", "device": str(device), "address": _number(event["addr"]),
                           "total_allocated_bytes": allocated, "total_reserved_bytes": reserved,
-                          "frame": frame}  # fmt: skip
+                          "frame": self._frame(event.get("frames"))}  # fmt: skip
             start_ns = int(event.get("time_us", index)) * 1000
             yield (
                 start_ns,
@@ -213,6 +206,14 @@ class _Changes:
                 allocation_sign * event["size"],
                 {key: value for key, value in attributes.items() if value is not None},
             )
+
+    def _frame(self, frames: Any) -> str | None:
+        """Return where an event comes from; the same lists of frames occur many times."""
+        if not frames:
+            return None
+        if id(frames) not in self._frames:  # the snapshot keeps them alive, so an id is that of one list
+            self._frames[id(frames)] = _origin(frames)
+        return self._frames[id(frames)]
 
 
 _IN_USE = ("active_allocated", "active_pending_free")

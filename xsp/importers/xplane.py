@@ -51,9 +51,7 @@ class XPlane(TableImporter):
         losses = Losses(self.name)
         try:
             planes = [_Plane(data, low, high) for number, low, high in fields(data, 0, len(data)) if number == 1]
-            # when the recording started; 0 if the file does not state it
-            starts = (plane.stats.get("profile_start_time") for plane in planes)
-            base_ns = next((start for start in starts if isinstance(start, int) and 0 < start < MAX_TIME_NS), 0)
+            base_ns = _start_ns(planes)
             xla.create(con)
             xla.insert_programs(con, [row for plane in planes for row in plane.programs()])
             for number, plane in enumerate(planes):
@@ -180,6 +178,12 @@ def _entry(data: bytes, low: int, high: int) -> tuple[int, tuple[int, int]]:
         elif number == 2:
             value = (start, end)
     return key, value
+
+
+def _start_ns(planes: list[_Plane]) -> int:
+    """Return the start of the recording in nanoseconds since the epoch; 0 if the file does not state it."""
+    starts = (plane.stats.get("profile_start_time") for plane in planes)
+    return next((start for start in starts if isinstance(start, int) and 0 < start < MAX_TIME_NS), 0)
 
 
 def _events(plane: _Plane, number: int, base_ns: int, losses: Losses) -> Iterator[tuple[Any, ...]]:

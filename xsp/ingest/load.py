@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shlex
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,8 +275,7 @@ def _load_files(
     """Load the files of a run, none if it has only requests; `is_sequence`: of several runs of one program, one after
     the other."""
     number = _number_of(kind, run)
-    folders = list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
-    folders = folders or _run_folders(location, run)
+    folders = _folders(files) or _run_folders(location, run)
     damaged, offsets = (
         loop.create_table_in_sequence(con, folders) if is_sequence else (loop.create_table(con, folders), {})
     )
@@ -286,14 +285,7 @@ def _load_files(
         name for file in files[:1] for name in table.check_parquet(con, file, COLUMNS, is_intact=location.is_dir())
     }
     if is_sequence:
-        # make the view `spans` of several runs of one program, with the numbers of steps that `loop` has
-        selection, parts = table.select_list(COLUMNS, stored_columns), []
-        for run_dir, offset in offsets.items():
-            source = table.parquet([file for file in files if file.parent.parent == run_dir], same_columns)
-            parts.append(
-                f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})"
-            )
-        con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
+        _create_sequence_view(con, files, offsets, stored_columns, same_columns)
     else:
         if files:
             _create_view(con, "spans", files, stored_columns, COLUMNS, same_columns)
@@ -335,6 +327,11 @@ def _load_files(
     return trace
 
 
+def _folders(files: list[Path]) -> list[Path]:
+    """Return the run directories that contain the segments."""
+    return list(dict.fromkeys(file.parent.parent for file in files if file.parent.name == rundir.STEPS))
+
+
 def _run_folders(location: Path, run: Run) -> list[Path]:
     """Return the run directories of a run, with those of ranks that recorded no step; none for a file."""
     if not location.is_dir():
@@ -366,6 +363,21 @@ def _create_samples_view(con: duckdb.DuckDBPyConnection, run_dir: Path, folders:
     if readable:
         con.execute(f"CREATE VIEW samples AS SELECT {columns} FROM {table.parquet(readable)}")
     return notes
+
+
+def _create_sequence_view(
+    con: duckdb.DuckDBPyConnection,
+    files: list[Path],
+    offsets: Mapping[Path, int],
+    stored_columns: set[str],
+    same_columns: bool,
+) -> None:
+    """Make the view `spans` of several runs of one program, with the numbers of steps that `loop` has."""
+    selection, parts = table.select_list(COLUMNS, stored_columns), []
+    for folder, offset in offsets.items():
+        source = table.parquet([file for file in files if file.parent.parent == folder], same_columns)
+        parts.append(f"SELECT * REPLACE ((step + {offset})::INTEGER AS step) FROM (SELECT {selection} FROM {source})")
+    con.execute(f"CREATE VIEW spans AS {' UNION ALL '.join(parts)}")
 
 
 def _create_view(

@@ -113,13 +113,7 @@ def attribute(con: duckdb.DuckDBPyConnection, losses: Losses, captures: Sequence
     replays = _replays(con) if con.execute(any_replay).fetchall() else []
     if not replays:
         return False
-    # the spans of the trace itself and of the captures, with ids that differ
-    parts = ["SELECT 0 AS source, * FROM correlated"]
-    for number, spans in enumerate(captures, 1):
-        ids = ", ".join(f"'{number}:' || {name} AS {name}" for name in ("span_id", "parent_id", "layer_id"))
-        parts.append(f"SELECT {number} AS source, * REPLACE ({ids}) FROM {spans}")
-    source_spans = " UNION ALL BY NAME ".join(parts)
-    con.execute(f"CREATE OR REPLACE TEMP VIEW source_spans AS {source_spans}")
+    con.execute(f"CREATE OR REPLACE TEMP VIEW source_spans AS {_source_spans(captures)}")
     con.execute(
         "CREATE OR REPLACE TEMP TABLE source_parents AS "
         "SELECT span_id, parent_id, level, kind, type, name, input_shapes "
@@ -141,6 +135,15 @@ def attribute(con: duckdb.DuckDBPyConnection, losses: Losses, captures: Sequence
         losses.note(f"of {len(replays):,} replays of graphs {missing:,} {REFUSED}: {reason}; {_HINT}")
     con.execute("DROP TABLE source_parents; DROP VIEW source_spans")
     return bool(found)
+
+
+def _source_spans(captures: Sequence[str]) -> str:
+    """Return the SQL of the spans of the trace itself and of the captures, with ids that differ."""
+    parts = ["SELECT 0 AS source, * FROM correlated"]
+    for number, spans in enumerate(captures, 1):
+        ids = ", ".join(f"'{number}:' || {name} AS {name}" for name in ("span_id", "parent_id", "layer_id"))
+        parts.append(f"SELECT {number} AS source, * REPLACE ({ids}) FROM {spans}")
+    return " UNION ALL BY NAME ".join(parts)
 
 
 def _replays(con: duckdb.DuckDBPyConnection) -> list[_Replay]:

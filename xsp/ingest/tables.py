@@ -62,23 +62,22 @@ def import_tables(
     if len(files) == 1:
         return {out: _import(out, *next(iter(files.items())), enrichers, keep_names)}
     runs: dict[Path, Run] = {}
-    # whether files are the hosts of one recording of XLA's profiler, which writes a file for each into a folder that is
-    # named after the time
-    folders = {Path(source).absolute().parent for source in files}
-    is_recording = len(folders) == 1 and next(iter(folders)).parent.name == "profile"
-    are_hosts = is_recording and all(importer.name == XSPACE for importer in files.values())
+    are_hosts = _are_hosts(files)
     for number, (source, importer) in enumerate(files.items()):
         rank = number if are_hosts else None
         runs[out / f"{number:04d}"] = _import(out / f"{number:04d}", source, importer, {}, keep_names, rank)
     runs = _join_captures(runs)
     if len(runs) == 1:
-        # the only run moves into the directory that holds its folder
-        folder, run = next(iter(runs.items()))
-        for member in folder.iterdir():
-            member.rename(out / member.name)
-        folder.rmdir()
-        return {out: run}
+        return _move_up(out, runs)
     return _combine_ranks(out, runs, job_name) if _are_ranks(runs.values()) else _rename_runs(out, runs, job_name)
+
+
+def _are_hosts(files: Mapping[str, TableImporter]) -> bool:
+    """Return whether files are the hosts of one recording of XLA's profiler, which writes a file for each into a folder
+    that is named after the time."""
+    folders = {Path(source).absolute().parent for source in files}
+    is_recording = len(folders) == 1 and next(iter(folders)).parent.name == "profile"
+    return is_recording and all(importer.name == XSPACE for importer in files.values())
 
 
 XSPACE = "xplane"
@@ -139,13 +138,7 @@ def _open_merged(
                 [int(info.run.get("rank", 0))],
             )
             con.execute(f"DROP TABLE {contract.SAMPLES}")
-        # the same for files with the same content, whatever their path
-        digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
-        with open(source, "rb") as file:
-            digest.update(file.read(contract.HEAD))
-            file.seek(max(0, os.path.getsize(source) - contract.HEAD))
-            digest.update(file.read(contract.HEAD))
-        identity = digest.hexdigest()
+        identity = _identity(source)
         if info.losses.spans > MAX_SPANS_IN_MEMORY:
             con.execute(
                 f"ATTACH {table.path_literal(folder / 'correlated.duckdb')} AS work; SET search_path = 'work,memory'"
@@ -253,6 +246,15 @@ def _attribute(folder: Path, run: Run, captures: Sequence[str], losses: Losses) 
     return True
 
 
+def _move_up(out: Path, runs: Mapping[Path, Run]) -> dict[Path, Run]:
+    """Move the only run into the directory that holds its folder."""
+    folder, run = next(iter(runs.items()))
+    for member in folder.iterdir():
+        member.rename(out / member.name)
+    folder.rmdir()
+    return {out: run}
+
+
 def _are_ranks(runs: Iterable[Run]) -> bool:
     """Return whether the runs are the ranks of one job: each states a rank, and all ranks differ."""
     ranks = [run.rank for run in runs]
@@ -293,6 +295,16 @@ def _rename_runs(out: Path, runs: Mapping[Path, Run], set_name: str) -> dict[Pat
         runs_by_folder[out / name] = run
     rundir.write_run(out, {"kind": RUNS, "name": set_name, "finished": True, "parts": [p.name for p in runs_by_folder]})
     return runs_by_folder
+
+
+def _identity(source: str) -> str:
+    """Return the text from which ids are derived: the same for files with the same content, whatever their path."""
+    digest = hashlib.blake2b(str(os.path.getsize(source)).encode(), digest_size=8)
+    with open(source, "rb") as file:
+        digest.update(file.read(contract.HEAD))
+        file.seek(max(0, os.path.getsize(source) - contract.HEAD))
+        digest.update(file.read(contract.HEAD))
+    return digest.hexdigest()
 
 
 def _run(con: duckdb.DuckDBPyConnection, info: SourceInfo, source: str, identity: str, keep_names: bool) -> Run:

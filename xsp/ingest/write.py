@@ -71,13 +71,7 @@ def write(
             "WHERE run IN (SELECT unnest(?::VARCHAR[])) ORDER BY step, rank",
             [list(job.ids)],
         )
-        loop.create_table(con, [(previous or out)])
-        invalid = loop.add_received(con, "job")
-        loop.write(con, out)
-        con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
-        run = run.with_notes(
-            SOURCE, ([f"{invalid} spans of the loop hold no rows of it, and were left out"] if invalid else [])
-        )
+        run = run.with_notes(SOURCE, _write_loop(con, out, previous or out))
         if not con.execute("SELECT 1 FROM job WHERE step IS NOT NULL LIMIT 1").fetchall():
             _make_steps(con)
             run = run.with_notes(SOURCE, [NO_STEPS])
@@ -90,6 +84,19 @@ def write(
     except (duckdb.Error, OSError) as error:
         raise OutputError(f"{out}: cannot be written ({str(error).splitlines()[0]})") from error
     return run
+
+
+def _write_loop(con: duckdb.DuckDBPyConnection, out: Path, previous: Path) -> list[str]:
+    """Write the rows of the loop in the job's spans, together with those of `previous`, and delete these spans.
+
+    Returns:
+        A sentence on the rows that were left out, if any.
+    """
+    loop.create_table(con, [previous])
+    invalid = loop.add_received(con, "job")
+    loop.write(con, out)
+    con.execute(f"DELETE FROM job WHERE kind = '{Kind.LOOP}'")
+    return [f"{invalid} spans of the loop hold no rows of it, and were left out"] if invalid else []
 
 
 def _make_steps(con: duckdb.DuckDBPyConnection) -> None:

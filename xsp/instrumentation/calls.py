@@ -74,25 +74,27 @@ class CallRecorder:
             call.anchor = clock.anchor()
             call.start = clock.monotonic_ns()  # earlier rows are not needed
             if self._ended_queue.qsize() < MOST_UNREAD:
-                with self._switch_lock:
-                    if self._reader is None:
-                        # Start the threads, at the first recorded call: a service may fork its workers before it.
-                        self._handover.start()
-                        self._reader = processes.start_thread(self._read, "xsp reads")
-                    if not self._recording_calls:
-                        self._collecting.start(self.rung, describe=False, by_thread=True)
-                    self._recording_calls.add(call)
-                    self._unread_calls.add(call)
-                call.is_recorded = True
-                if call.model.settings.whole_process:
-                    call.omission = (
-                        f"operators: {OVERLOADED}" if self._handover.is_half_full else self._windows.join(call)
-                    )
+                self._record(call)
             else:
                 call.omission = OVERLOADED
             call.start = clock.monotonic_ns()
         except Exception as error:
             self.fail(call.model, error)
+
+    def _record(self, call: SampledCall) -> None:
+        """Switch the collectors on for a call, unless they are on for another one."""
+        with self._switch_lock:
+            if self._reader is None:
+                # Start the threads, at the first recorded call: a service may fork its workers before it.
+                self._handover.start()
+                self._reader = processes.start_thread(self._read, "xsp reads")
+            if not self._recording_calls:
+                self._collecting.start(self.rung, describe=False, by_thread=True)
+            self._recording_calls.add(call)
+            self._unread_calls.add(call)
+        call.is_recorded = True
+        if call.model.settings.whole_process:
+            call.omission = f"operators: {OVERLOADED}" if self._handover.is_half_full else self._windows.join(call)
 
     def end(self) -> None:
         """End this thread's call, if it has one. Never raises."""
@@ -107,20 +109,23 @@ class CallRecorder:
             self.fail(call.model, error)
         try:
             if call.is_recorded:
-                # queue a recorded call, or the window that it was the last call of, for reading
-                if call.span is not None:
-                    call.model.tally.begin()
-                item = self._windows.leave(call) if call.window is not None else call
-                with self._switch_lock:
-                    self._recording_calls.discard(call)
-                    if not self._recording_calls:
-                        self._collecting.stop(self._thread_collectors())
-                if item is not None:
-                    self._ended_queue.put(item)
+                self._stop(call)
         except Exception as error:
             self.fail(call.model, error)
         finally:
             self.running.pop(threading.get_ident(), None)
+
+    def _stop(self, call: SampledCall) -> None:
+        """Queue a recorded call, or the window that it was the last call of, for reading."""
+        if call.span is not None:
+            call.model.tally.begin()
+        item = self._windows.leave(call) if call.window is not None else call
+        with self._switch_lock:
+            self._recording_calls.discard(call)
+            if not self._recording_calls:
+                self._collecting.stop(self._thread_collectors())
+        if item is not None:
+            self._ended_queue.put(item)
 
     def _start_span(self, call: SampledCall) -> None:
         """Start the model's span; the span of a recorded call is ended once its rows have been read."""
@@ -160,16 +165,19 @@ class CallRecorder:
 
     def _read(self) -> None:
         while (item := self._ended_queue.get()) is not None:
-            # wait for the requests to end: reading rows runs Python, which would delay the threads that answer them
-            from opentelemetry.trace import get_current_span
-
-            deadline = time.monotonic() + REQUEST_WAIT_S
-            open_requests = [call.context for call in (item.calls if isinstance(item, CallWindow) else [item])]
-            while open_requests and self._ended_queue.empty() and time.monotonic() < deadline:
-                open_requests = [context for context in open_requests if get_current_span(context).is_recording()]
-                if open_requests:
-                    time.sleep(0.002)
+            self._wait_for_requests(item.calls if isinstance(item, CallWindow) else [item])
             self.drain(item)
+
+    def _wait_for_requests(self, calls: Sequence[SampledCall]) -> None:
+        """Wait for the requests to end: reading rows runs Python, which would delay the threads that answer them."""
+        from opentelemetry.trace import get_current_span
+
+        deadline = time.monotonic() + REQUEST_WAIT_S
+        open_requests = [call.context for call in calls]
+        while open_requests and self._ended_queue.empty() and time.monotonic() < deadline:
+            open_requests = [context for context in open_requests if get_current_span(context).is_recording()]
+            if open_requests:
+                time.sleep(0.002)
 
     def drain(self, item: SampledCall | CallWindow) -> None:
         """Read the rows of an ended call or window from the collectors, unless already read, and hand them over."""
@@ -191,11 +199,7 @@ class CallRecorder:
                 for call in traced_calls:
                     with contextlib.suppress(Exception):  # a processor of the service may raise; the thread continues
                         call.span.end(call.end + call.anchor.offset_ns)
-                now = clock.monotonic_ns()
-                with self._switch_lock:
-                    self._unread_calls.difference_update(calls)
-                    oldest = min((call.start for call in self._unread_calls), default=now)
-                self._collecting.drop_before(oldest)
+                self._forget(calls)
 
     def _rows(self, item: SampledCall | CallWindow) -> list[Span]:
         """Return the rows of a call; for a window, of all threads, because work may belong to any of its calls."""
@@ -203,6 +207,14 @@ class CallRecorder:
             return self._collecting.rows_during(item.anchor, item.start, item.end, item.thread)
         layers = self._collecting.rows_during(item.anchor, item.start, item.end)
         return layers + self._collecting.rows(item.anchor, by_thread=False)
+
+    def _forget(self, calls: Sequence[SampledCall]) -> None:
+        """Make the collectors drop the rows that no call needs any more."""
+        now = clock.monotonic_ns()
+        with self._switch_lock:
+            self._unread_calls.difference_update(calls)
+            oldest = min((call.start for call in self._unread_calls), default=now)
+        self._collecting.drop_before(oldest)
 
     def _hand_over(self, calls: Sequence[SampledCall], rows: list[Span]) -> None:
         """Complete the models' spans, and put the rows below them into the delivery queue."""

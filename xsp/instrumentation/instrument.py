@@ -319,17 +319,21 @@ class _Process:
                             _logger.warning("%s", hint)
                     if not context.trace_flags & 1 or context.trace_id & low_bits >= model.bound:
                         return
-                try:
-                    call = choose_call(model, subject, requests)
-                except Exception as error:
-                    self.calls.fail(model, error)
-                    return
-                if call is not None and _active is self:
-                    self.calls.begin(call)
+                self._begin(model, subject, requests)
             elif signal is call_end and open_calls:
                 end()
 
         return listen
+
+    def _begin(self, model: TracedModel, module: Any, requests: tuple[Any, ...] | None) -> None:
+        """Record a call, if it is chosen."""
+        try:
+            call = choose_call(model, module, requests)
+        except Exception as error:
+            self.calls.fail(model, error)
+            return
+        if call is not None and _active is self:
+            self.calls.begin(call)
 
     # --- forks ----------------------------------------------------------------------------------------------
 

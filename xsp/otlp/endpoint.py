@@ -143,29 +143,18 @@ def endpoint(
     file = _FILES.get(Path(target).suffix.lower()) if "://" not in target else None
     if file is not None:
         return OtlpEndpoint(target, Path(target).name, file, service=service)
-    if target.startswith(("grpc://", "grpcs://")):
-        if options.protocol not in (None, OtlpProtocol.GRPC.value):
-            raise UsageError(f"--protocol {options.protocol}: cannot be used with a target that begins with grpc://")
-        protocol = OtlpProtocol.GRPC
-    else:
-        protocol = OtlpProtocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, OtlpProtocol.HTTP.value))
+    protocol = _protocol(target, options, variables)
     url, name, insecure = _resolve_address(target, protocol, options, variables)
     cert_file = _file(options.cert_file, "--cert", "CLIENT_CERTIFICATE", variables)
     key_file = _file(options.key_file, "--key", "CLIENT_KEY", variables)
     if key_file and not cert_file:
         variable = "--key" if options.key_file else variables.find("CLIENT_KEY")[0]
         raise UsageError(f"{variable}: a client's key needs its certificate: give --cert FILE too")
-    if options.headers:
-        headers = tuple(_header(text, "--header") for text in options.headers)
-    else:
-        header_variable, value = variables.find("HEADERS")
-        pairs = [_header(text, header_variable) for text in value.split(",") if text.strip()]
-        headers = tuple((unquote(name), unquote(text)) for name, text in pairs)
     return OtlpEndpoint(
         url=url,
         name=name,
         protocol=protocol,
-        headers=headers,
+        headers=_headers(options, variables),
         timeout_s=_timeout(options, variables),
         gzip=variables.choice("COMPRESSION", options.compression, COMPRESSIONS, "none") == "gzip",
         insecure=insecure,
@@ -211,6 +200,15 @@ class _Variables:
         return value or default
 
 
+def _protocol(target: str, options: ExportOptions, variables: _Variables) -> OtlpProtocol:
+    """Return the protocol: that of the target's scheme, else the one of the options or of the environment."""
+    if target.startswith(("grpc://", "grpcs://")):
+        if options.protocol not in (None, OtlpProtocol.GRPC.value):
+            raise UsageError(f"--protocol {options.protocol}: cannot be used with a target that begins with grpc://")
+        return OtlpProtocol.GRPC
+    return OtlpProtocol(variables.choice("PROTOCOL", options.protocol, PROTOCOLS, OtlpProtocol.HTTP.value))
+
+
 def _resolve_address(
     target: str, protocol: OtlpProtocol, options: ExportOptions, variables: _Variables
 ) -> tuple[str, str, bool]:
@@ -221,14 +219,7 @@ def _resolve_address(
         is_base = source != "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
         target = target or _DEFAULT["grpc" if protocol is OtlpProtocol.GRPC else "http"]
     if protocol is OtlpProtocol.GRPC:
-        if options.insecure is not None:
-            is_insecure = options.insecure
-        else:
-            variable, value = variables.find("INSECURE")
-            if value.lower() not in ("", "true", "false"):
-                raise UsageError(f"{variable} {value!r}: choose true or false")
-            is_insecure = value.lower() == "true"
-        return _grpc(target, is_insecure)
+        return _grpc(target, _is_insecure(options, variables))
     parts = _split(target, source)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         label = f"{source} {_without_credentials(parts)}".strip()
@@ -240,6 +231,16 @@ def _resolve_address(
     path = f"{parts.path.rstrip('/')}/{TRACES_PATH}" if is_base and not has_path else parts.path or "/"
     parts = parts._replace(path=path, fragment="")
     return urlunsplit(parts), _without_credentials(parts), parts.scheme == "http"
+
+
+def _is_insecure(options: ExportOptions, variables: _Variables) -> bool:
+    """Return whether gRPC goes without TLS."""
+    if options.insecure is not None:
+        return options.insecure
+    variable, value = variables.find("INSECURE")
+    if value.lower() not in ("", "true", "false"):
+        raise UsageError(f"{variable} {value!r}: choose true or false")
+    return value.lower() == "true"
 
 
 def _grpc(target: str, insecure: bool) -> tuple[str, str, bool]:
@@ -269,6 +270,15 @@ def _split(url: str, source: str) -> SplitResult:
 
 def _without_credentials(parts: SplitResult) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _headers(options: ExportOptions, variables: _Variables) -> tuple[tuple[str, str], ...]:
+    """Return the headers; in the environment they are comma-separated and percent-encoded as in W3C baggage."""
+    if options.headers:
+        return tuple(_header(text, "--header") for text in options.headers)
+    variable, value = variables.find("HEADERS")
+    pairs = [_header(text, variable) for text in value.split(",") if text.strip()]
+    return tuple((unquote(name), unquote(text)) for name, text in pairs)
 
 
 def _header(text: str, source: str) -> tuple[str, str]:

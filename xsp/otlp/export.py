@@ -66,11 +66,7 @@ def export(selection: Export, endpoint: OtlpEndpoint, progress: Callable[[str, i
             deliveries = [_open(stack, run, exporter, selection) for run in runs]
             work = [(delivery, delivery.select_segments(selection.steps, selection.timed)) for delivery in deliveries]
             _send_all(work, exporter, progress)
-            # count the undelivered steps, and write the state of the delivery into the run directories
-            for each, steps in work:
-                exporter.counts.left += sum(not each.is_delivered(step) for step in steps) + each.is_run_pending()
-            for each, _ in work:
-                each.record_result(list(exporter.counts.messages))
+            _sum_up(work, exporter.counts)
         complete = True
     finally:
         exporter.close(complete)
@@ -129,6 +125,14 @@ def _send_all(
         progress(f"to {exporter.endpoint.name}", done, total)
     except DeliveryError as error:
         exporter.counts.add_message(str(error))
+
+
+def _sum_up(work: list[tuple[Delivery, list[int]]], counts: Counts) -> None:
+    """Count the undelivered steps, and write the state of the delivery into the run directories."""
+    for delivery, steps in work:
+        counts.left += sum(not delivery.is_delivered(step) for step in steps) + delivery.is_run_pending()
+    for delivery, _ in work:
+        delivery.record_result(list(counts.messages))
 
 
 def endpoint_to_resume(path: Path) -> str:

@@ -221,11 +221,7 @@ class Ordered:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the spans in order, in chunks whose text fits into memory."""
-        texts = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
-        queries = [f"SELECT max({texts}) FROM {self._distinct}"]
-        queries += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.appended]
-        span_bytes = sum(self._con.execute(query).fetchall()[0][0] or 0 for query in queries)
-        size = min(CHUNK, max(1, TEXT_BYTES // max(1, span_bytes)))
+        size = min(CHUNK, max(1, TEXT_BYTES // max(1, self._max_text_bytes())))
         for begin in range(0, self.spans, WINDOW):
             end = min(begin + WINDOW, self.spans)
             window = self._read(self._columns, begin, end)
@@ -234,6 +230,13 @@ class Ordered:
                 yield Chunk(
                     start, stop, {name: column[start - begin : stop - begin] for name, column in window.items()}
                 )
+
+    def _max_text_bytes(self) -> int:
+        """Return the maximum number of bytes of text in a span."""
+        texts = " + ".join(f"coalesce(strlen({c.name}), 0)" for c in TEXT if c.type == "VARCHAR")
+        queries = [f"SELECT max({texts}) FROM {self._distinct}"]
+        queries += [f"SELECT max(strlen({name})) FROM {self._rows}" for name in self.appended]
+        return sum(self._con.execute(query).fetchall()[0][0] or 0 for query in queries)
 
     def text(self, column: str, chunk: Chunk) -> list[str | None]:
         """Return the loose text of a chunk's spans."""

@@ -257,29 +257,36 @@ class HttpSender:
     def _interpret(self, response: requests.Response, content: bytes) -> ReceiverAnswer:
         code, kind = response.status_code, response.headers.get("Content-Type", "")
         if 200 <= code < 300:
-            try:
-                if "json" in kind:
-                    partial = json.loads(content or b"{}").get("partialSuccess") or {}
-                    return ReceiverAnswer(
-                        int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
-                    )
-                if content and "protobuf" not in kind:
-                    raise ValueError("no OTLP")
-                return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
-            except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
-                detail = self._message(content, "text/plain")
-                raise Refused(
-                    f"{self._endpoint.name}: answers, but not like an OTLP receiver{detail}", is_permanent=True
-                ) from error
+            return self._accepted(content, kind)
         text = f"{self._endpoint.name}: {code} {response.reason or ''}".rstrip() + self._message(content, kind)
         if code == 413:
             raise RequestTooLarge(text)
         if code in _RETRYABLE:
-            delay = response.headers.get("Retry-After", "")
-            raise RetryableError(text, (float(delay) if delay.strip().isdecimal() else None))
+            raise RetryableError(text, _seconds(response.headers.get("Retry-After", "")))
         if 300 <= code < 400:
             raise Refused(f"{text}: it redirects; give the URL that it redirects to", is_permanent=True)
         raise Refused(text, is_permanent=code in _NO_RECEIVER)
+
+    def _accepted(self, content: bytes, kind: str) -> ReceiverAnswer:
+        """Return what a receiver that accepted a request says about its spans.
+
+        Raises:
+            Refused: this is no answer of an OTLP receiver.
+        """
+        try:
+            if "json" in kind:
+                partial = json.loads(content or b"{}").get("partialSuccess") or {}
+                return ReceiverAnswer(
+                    int(partial.get("rejectedSpans") or 0), self._redacted(partial.get("errorMessage") or "")
+                )
+            if content and "protobuf" not in kind:
+                raise ValueError("no OTLP")
+            return answer(ExportTraceServiceResponse.FromString(content), self._endpoint)
+        except (DecodeError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+            detail = self._message(content, "text/plain")
+            raise Refused(
+                f"{self._endpoint.name}: answers, but not like an OTLP receiver{detail}", is_permanent=True
+            ) from error
 
     def _message(self, content: bytes, kind: str) -> str:
         """Return the message in an answer: from a protobuf `Status`, from JSON, or the text itself."""
@@ -320,6 +327,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         argument = current.args[0] if current.args else None
         current = next((cause for cause in (reason, argument, current.__cause__, current.__context__)
                         if isinstance(cause, BaseException) and id(cause) not in visited), None)  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of a `Retry-After`; None for a date, which leaves the pause to the caller."""
+    return float(text) if text.strip().isdecimal() else None
 
 
 # --- gRPC --------------------------------------------------------------------------------------------------------

@@ -135,11 +135,7 @@ def of_rows(
     Raises:
         UsageError: no row is complete, or a column has values of the wrong type.
     """
-    if not rows:
-        raise UsageError(f"the table has no rows; {SHAPES}")
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
-    if len(columns) > MOST_COLUMNS:
-        raise UsageError(f"the table has {len(columns):,} columns, more than {MOST_COLUMNS}")
+    columns = _columns(rows)
     time, scale = _time_column(rows, columns, time, unit)
     for name in (*factors, *categories, *group):
         if name not in columns:
@@ -247,6 +243,20 @@ def _canonical_value(value: Any) -> Value:
     """Return a value in a form that is the same for all sources: 64, 64.0 and the text `64` become equal."""
     found = quantities.quantity(value)
     return str(value).strip() if found is None or found.unit else found.number
+
+
+def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the columns of a table, in the order of their first use.
+
+    Raises:
+        UsageError: there are no rows, or too many columns.
+    """
+    if not rows:
+        raise UsageError(f"the table has no rows; {SHAPES}")
+    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+    if len(columns) > MOST_COLUMNS:
+        raise UsageError(f"the table has {len(columns):,} columns, more than {MOST_COLUMNS}")
+    return columns
 
 
 def _column_list(columns: Iterable[str]) -> str:

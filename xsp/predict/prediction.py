@@ -169,13 +169,7 @@ def _rank_parts(simulation: SimulatedSchedule, rank: int, first_update: int, las
         if stream not in task.resources:
             continue
         for cause, seconds in _waits(simulation, number, clock):
-            # the part of a rank's step that a wait for a task belongs to
-            cause_task = simulation.tasks[cause]
-            if cause_task.rank == ALL_RANKS:
-                part = EXPOSED
-            else:
-                part = str(cause_task.cause) if cause_task.rank == rank else WAITING
-            parts[part] += seconds
+            parts[_wait_part(simulation, cause, rank)] += seconds
         parts[str(task.cause)] += task.seconds
         clock = simulation.ends[number]
     return parts
@@ -189,6 +183,14 @@ def _waits(simulation: SimulatedSchedule, number: int, begin_limit: float) -> It
         begin = max(simulation.starts[number], begin_limit)
         yield number, wait_end - begin
         wait_end, number = begin, simulation.blockers[number]
+
+
+def _wait_part(simulation: SimulatedSchedule, number: int, rank: int) -> str:
+    """Return the part of a rank's step that a wait for a task belongs to."""
+    task = simulation.tasks[number]
+    if task.rank == ALL_RANKS:
+        return EXPOSED
+    return str(task.cause) if task.rank == rank else WAITING
 
 
 def _overlap(simulation: SimulatedSchedule, job: Job, period: int) -> float | None:

@@ -203,13 +203,7 @@ def of(trace: Trace, stated_bytes: int | None = None) -> RecordedStep:
     samples = loop.samples if loop is not None and loop.samples else trace.run.batch_size
     if not samples:
         unknown.append("number of samples of a step")
-    # 0 if they were not counted
-    if loop is None or loop.faults is None or loop.system_ns is None:
-        fault_seconds = 0.0
-    else:
-        fault_seconds = (
-            pagefaults.cost(loop.faults, loop.system_ns / 1e6, pagefaults.threads(trace.run.machine)).value / 1e3
-        )
+    fault_seconds = _page_faults(trace, loop)
     if fault_seconds > NOTED_FAULTS * step:
         unknown.append(
             f"how many page faults ranks have: {1e3 * fault_seconds:.2g} ms of the step are those of the run; a "
@@ -285,6 +279,13 @@ def measured_step(
         raise AnalysisError(f"{answers.trace.name!r} does not have the time of a step")
     sources.append("step: from the first device work to the end of the last, divided by the number of steps")
     return device, None
+
+
+def _page_faults(trace: Trace, loop: Iteration | None) -> float:
+    """Return the seconds of an iteration that page faults take; 0 if they were not counted."""
+    if loop is None or loop.faults is None or loop.system_ns is None:
+        return 0.0
+    return pagefaults.cost(loop.faults, loop.system_ns / 1e6, pagefaults.threads(trace.run.machine)).value / 1e3
 
 
 def _ranks(trace: Trace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xsp.predict import chakra, prediction, training
+from xsp.predict.collectives import Link
 from xsp.predict.prediction import PredictedStep, Worth
 from xsp.predict.recorded import RecordedStep
 from xsp.predict.training import NO_LINK, Job, Work
@@ -105,11 +106,7 @@ def of(
         recorded.ranks, job.link, job.algorithm, job.bucket, job.plan, accumulate=original.accumulated_batches,
         ranks_per_link=job.ranks_per_link,
     )  # fmt: skip
-    # whether a link has the cost of collectives for a number of ranks
-    has_cost = original.ranks == 1 or (
-        job.link is not NO_LINK if job.link.curves is None else job.link.curves.has_curve("all_reduce", original.ranks)
-    )
-    check = prediction.predict(original.work, original_job) if has_cost else None
+    check = prediction.predict(original.work, original_job) if _has_cost(job.link, original.ranks) else None
     worth = tuple(prediction.worth(work_on_shared_cores(recorded, largest), largest))
     replay = None
     if original.collective_seconds and original.ranks > 1:
@@ -161,6 +158,11 @@ def work_on_shared_cores(recorded: RecordedStep, job: Job) -> Work:
     return recorded.work.scaled(
         computing=target.compute_factor / source.compute_factor, update=target.copy_factor / source.copy_factor
     )
+
+
+def _has_cost(link: Link, ranks: int) -> bool:
+    """Return whether a link has the cost of collectives for a number of ranks."""
+    return ranks == 1 or (link is not NO_LINK if link.curves is None else link.curves.has_curve("all_reduce", ranks))
 
 
 def _interval_ends(recorded: RecordedStep, work: Work, job: Job) -> list[tuple[tuple[Work, Job], tuple[Work, Job]]]:

@@ -14,7 +14,7 @@ from typing import Any
 from xsp import bound as bounds
 from xsp.bench.timings import Timings
 from xsp.bound import phases, planned, totals
-from xsp.bound.ladder import Rung
+from xsp.bound.ladder import Bound, Rung
 from xsp.errors import AnalysisError
 from xsp.graph.node import Phase
 from xsp.predict.recorded import RecordedStep
@@ -65,8 +65,15 @@ def of(
     bound = bounds.of(
         source, device=device, timings=timings, fill=fill, progress=progress, check=phases.check, **options
     )
-    # the step of a bound
-    samples = options.get("batch") or bound.graph.settings.get("batch")
+    return _step(bound, device, options.get("batch") or bound.graph.settings.get("batch"))
+
+
+def _step(bound: Bound, device: str | None, samples: int | None) -> RecordedStep:
+    """Return the step of a bound.
+
+    Raises:
+        AnalysisError: calls that take more than `1 - totals.MIN_COVERAGE` of its time are not timed.
+    """
     as_run = bound.rungs[Rung.AS_RUN.value]
     if as_run.sequential is None or as_run.coverage.share is None or as_run.coverage.share < totals.MIN_COVERAGE:
         where = f" --device {device}" if device else ""

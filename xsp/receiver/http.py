@@ -76,11 +76,7 @@ class _Request(DeadlineHandler):
             with self.server.budget.share() as share:
                 kind, body = self._body(share)
                 self.client.enter(State.WORK)
-                response = response_of(self._store(kind, body))
-                answer_body = (
-                    response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
-                )
-                self._send(HTTPStatus.OK, kind, answer_body)
+                self._acknowledge(kind, self._store(kind, body))
         except RequestError as refused:
             self._refuse(refused)
 
@@ -173,6 +169,11 @@ class _Request(DeadlineHandler):
             raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from error
 
     # --- responses ------------------------------------------------------------------------------------
+
+    def _acknowledge(self, kind: str, answer: RequestResult) -> None:
+        response = response_of(answer)
+        body = response.SerializeToString() if kind == PROTOBUF else MessageToJson(response, indent=None).encode()
+        self._send(HTTPStatus.OK, kind, body)
 
     def _refuse(self, refused: RequestError) -> None:
         """Send an error in the sender's format, and close the connection, because its body may not have been read."""

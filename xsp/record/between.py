@@ -79,6 +79,13 @@ def _is_of_package(path: str) -> bool:
     return path.startswith(_LIBRARY) or _PACKAGES.match(path) is not None
 
 
+def _is_of_program(frame: FrameType) -> bool:
+    """Return whether a frame runs code of the program: of no package, not of Python itself, nor of xsp."""
+    path = frame.f_code.co_filename
+    is_file = not path.startswith("<") or path.startswith("<ipython-input")
+    return is_file and not _is_of_package(path) and not _is_own(frame)
+
+
 BETWEEN, OUTSIDE, SLOW = "between", "outside", "slow gaps"
 """Names of the time between steps, of the time of a step in none of its phases, and of gaps far longer than others."""
 
@@ -390,12 +397,7 @@ class Between:
         elif self._line is not None and self._times.inner_events < MOST_INNER:
             is_of_program = self._are_of_program.get(frame.f_code)
             if is_of_program is None:
-                # code of the program: of no package, not of Python itself, nor of xsp
-                path = frame.f_code.co_filename
-                is_file = not path.startswith("<") or path.startswith("<ipython-input")
-                is_of_program = self._are_of_program[frame.f_code] = (
-                    is_file and not _is_of_package(path) and not _is_own(frame)
-                )
+                is_of_program = self._are_of_program[frame.f_code] = _is_of_program(frame)
             if is_of_program:
                 self._add_inner_time(clock.monotonic_ns())
                 self._inner = frame.f_code, frame.f_lineno

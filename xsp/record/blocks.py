@@ -88,23 +88,26 @@ def add_span(name: str, start_ns: int, end_ns: int) -> None:
 
 
 def _span(span_id: str, parent_id: str | None, name: object, start_ns: int, end_ns: int, status: str) -> Span:
-    # the name of a block as text: programs name blocks by numbers and paths, too
-    try:
-        text = name if isinstance(name, str) else str(name)
-    except Exception:  # the program's own classes may raise anything
-        text = type(name).__name__
     return Span(
         span_id=span_id,
         parent_id=parent_id,
         level=Level.APPLICATION,
         kind=Kind.USER.value,
-        name=text,
+        name=_text(name),
         start_ns=start_ns,
         dur_ns=end_ns - start_ns,
         thread=threading.get_native_id(),
         status=status,
         collector="session",
     )
+
+
+def _text(name: object) -> str:
+    """Return the name of a block as text: programs name blocks by numbers and paths, too."""
+    try:
+        return name if isinstance(name, str) else str(name)
+    except Exception:  # the program's own classes may raise anything
+        return type(name).__name__
 
 
 class span:

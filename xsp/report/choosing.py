@@ -160,6 +160,10 @@ class _Condition:
             if not self._accept(")"):
                 raise self._error("a parenthesis is not closed")
             return condition
+        return self._predicate()
+
+    def _predicate(self) -> str:
+        """Parse the comparison of a column with a value, a pattern or null."""
         token = self._next_token
         if token.kind not in ("word", "quoted"):
             raise self._error("a column is missing" if token is _END else f"{token.text!r} is no column")

@@ -23,7 +23,7 @@ from xsp.analyses.answers import Answers
 from xsp.analyses.fusing import EAGER
 from xsp.errors import XspError
 from xsp.health import grade, health
-from xsp.health.finding import Severity
+from xsp.health.finding import Finding, Severity
 from xsp.report.words import devices_text
 from xsp.run import Budget
 from xsp.scrub import plain
@@ -109,18 +109,6 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
     side = main.device if main is not None else None
     findings = health(trace)
     shown_source = shlex.quote(source or (str(trace.path) if trace.path is not None else trace.name))
-    doubtful = [each for each in findings if each.severity is Severity.WARNING and each.best_grade != "A"]
-    doubtful.sort(key=lambda each: each.best_grade, reverse=True)
-    texts = [f"{each.subject}: {each.text}" for each in doubtful[:MOST_DOUBTS]]
-    if len(doubtful) > MOST_DOUBTS:
-        texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
-    on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
-    on_requests = on_kinds if trace.run.imported is not None and on_kinds else requests_sentence(trace) or on_kinds
-    # what the two sides are of
-    if not accounted.steps_found:
-        subject = "the loop"
-    else:
-        subject = accounted.job.subject if accounted.job is not None else "an iteration"
     return FirstScreen(
         _heading(trace, accounted),
         _limit(trace, accounted),
@@ -128,15 +116,23 @@ def first_screen(trace: Trace, source: str | None = None, pieces: Sequence[Advic
         *(_sides(trace, accounted) if accounted.steps_found else _program(accounted)),
         _device_name(accounted, main, side),
         tuple(_worth(_advice(trace) if pieces is None else pieces)) if accounted.steps_found else (),
-        tuple(texts),
+        tuple(_doubts(findings)),
         grade(findings).letter,
         _next(shown_source),
         any(remark.share >= FIRST_SHARE for remark in remarks(accounted)[:1]),
-        f"where the time of {subject} goes",
+        f"where the time of {_subject(accounted)} goes",
         trace.run.budget,
         trace.name,
-        on_requests,
+        _on_kinds(trace, accounted),
     )
+
+
+def _on_kinds(trace: Trace, accounted: Account) -> str:
+    """Return the sentence on kinds of steps, or on requests; of a run, which knows what each waits for, on requests."""
+    on_kinds = kinds_sentence(trace, accounted) if accounted.steps_found else ""
+    if trace.run.imported is not None and on_kinds:
+        return on_kinds
+    return requests_sentence(trace) or on_kinds
 
 
 def _limit(trace: Trace, accounted: Account) -> str:
@@ -144,6 +140,13 @@ def _limit(trace: Trace, accounted: Account) -> str:
     if accounted.job is None and trace.run.empty is not None:
         return "Requests and steps of an engine are known, and no step of a model that it calls."
     return limit(accounted, _attention_ms(trace, accounted))
+
+
+def _subject(accounted: Account) -> str:
+    """Return what the two sides are of."""
+    if not accounted.steps_found:
+        return "the loop"
+    return accounted.job.subject if accounted.job is not None else "an iteration"
 
 
 def _sides(trace: Trace, accounted: Account) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
@@ -244,7 +247,24 @@ def _worth(pieces: Sequence[Advice]) -> list[Advice]:
     return [piece for piece in known if piece.of_step_percent >= LEAST_PERCENT][:MOST_PIECES]
 
 
+def _doubts(findings: Sequence[Finding]) -> list[str]:
+    """Return the findings that lower the grade, the worst first."""
+    doubtful = [each for each in findings if each.severity is Severity.WARNING and each.best_grade != "A"]
+    doubtful.sort(key=lambda each: each.best_grade, reverse=True)
+    texts = [f"{each.subject}: {each.text}" for each in doubtful[:MOST_DOUBTS]]
+    if len(doubtful) > MOST_DOUBTS:
+        texts[-1] = f"and {len(doubtful) - MOST_DOUBTS + 1} more: xsp analyze … health"
+    return texts
+
+
 # --- text ---------------------------------------------------------------------------------------------------------
+
+
+def _cost(budget: Budget | None) -> str:
+    """Return how much longer the whole program took; empty if unknown."""
+    if budget is None or budget.program_percent is None or not budget.wall_ns:
+        return ""
+    return f"; xsp added {budget.added_ns / 1e9:.2g} s ({budget.program_percent:.0f} %)"
 
 
 def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | None = None) -> str:
@@ -259,12 +279,7 @@ def text(screen: FirstScreen, width: int, commands: bool = True, stored: str | N
     width = max(MIN_WIDTH, min(MAX_WIDTH, width))
     top = [*phrased(screen.heading, width, 2), ""]
     top += [line for sentence in screen.sentences for line in phrased(sentence, width, 4)]
-    # how much longer the whole program took; empty if unknown
-    if screen.cost is None or screen.cost.program_percent is None or not screen.cost.wall_ns:
-        cost = ""
-    else:
-        cost = f"; xsp added {screen.cost.added_ns / 1e9:.2g} s ({screen.cost.program_percent:.0f} %)"
-    graded = f"grade {screen.grade} (A to F: how reliable these figures are){cost}"
+    graded = f"grade {screen.grade} (A to F: how reliable these figures are){_cost(screen.cost)}"
     place = f"stored in {stored}; " if stored is not None else ""
     ends = _wrapped(f"{place}next: {screen.next}", width, 2 + bool(stored)) if commands else []
     table_rows = 1 + max(len(screen.host), len(screen.device))

@@ -130,18 +130,13 @@ def render(trace: Trace, other_kinds: Sequence[Trace] = ()) -> str:
     for kind_trace in traces:
         pages.append(_data(kind_trace, span_budget))
         span_budget = max(LEAST_SPANS, span_budget - pages[-1]["timeline"]["count"])
-    added: dict[str, Any] = {"sections": [], "damaged": []}
-    if trace.path is not None and trace.path.is_dir():
-        content = sections.read(trace.path)
-        entries = [{"name": name, **sections.plain(section)} for name, section in content.sections.items()]
-        added = {"sections": entries, "damaged": [f"{rundir.SECTIONS}/{line}" for line in content.damaged]}
     common = {
         "name": trace.name,
         "facts": _facts(trace),
         "advise": f"xsp advise {shlex.quote(trace.path.name if trace.path else 'RUN')}",
         "loop": loop(trace),
         "serving": serving(trace),
-        **added,
+        **_added_sections(trace),
         "kinds": kinds_data(trace, traces),
     }
     contents = {
@@ -220,6 +215,15 @@ def screen_data(screen: FirstScreen) -> dict[str, Any]:
             if lines
         ],
     }
+
+
+def _added_sections(trace: Trace) -> dict[str, Any]:
+    """Return the sections in the run directory, and the files there that are not sections."""
+    if trace.path is None or not trace.path.is_dir():
+        return {"sections": [], "damaged": []}
+    content = sections.read(trace.path)
+    entries = [{"name": name, **sections.plain(section)} for name, section in content.sections.items()]
+    return {"sections": entries, "damaged": [f"{rundir.SECTIONS}/{line}" for line in content.damaged]}
 
 
 def _facts(trace: Trace) -> list[tuple[str, str]]:

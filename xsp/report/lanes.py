@@ -55,8 +55,19 @@ class Lane(NamedTuple):
 
 def lanes(bars: Bars) -> list[Lane]:
     """Return spans in lanes: rank by rank, threads first, beginning with the busiest, then devices."""
-    # the tracks, each with a mask of the spans that ran on it. A span without a thread (a primitive) gets the thread of
-    # its nearest ancestor that has one.
+    tracks = _tracks(bars)
+    # by start; a span that another clock places just before its parent comes after the parent
+    parent_start = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
+    is_late = (bars.start < parent_start) & (parent_start <= bars.start + bars.dur // 2)
+    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(is_late, parent_start, bars.start)))
+    return list(_ordered_lanes(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
+
+
+def _tracks(bars: Bars) -> dict[Track, Array]:
+    """Return the tracks, each with a mask of the spans that ran on it.
+
+    A span without a thread (a primitive) gets the thread of its nearest ancestor that has one.
+    """
     on_device = bars.device != MISSING
     ancestor = np.arange(len(on_device))
     for _ in range(MOST_LANES):
@@ -74,11 +85,7 @@ def lanes(bars: Bars) -> list[Lane]:
         rank, device, *location = distinct[number].tolist()
         outer_id, inner_id = (None if part == MISSING else part for part in location)
         tracks[rank, bool(device), outer_id, inner_id] = track_numbers == number
-    # by start; a span that another clock places just before its parent comes after the parent
-    parent_start = np.where(bars.parent >= 0, bars.start[bars.parent], bars.start)
-    is_late = (bars.start < parent_start) & (parent_start <= bars.start + bars.dur // 2)
-    order: Array = np.lexsort((bars.depth, -bars.dur, bars.level, np.where(is_late, parent_start, bars.start)))
-    return list(_ordered_lanes(bars, {track: order[mask[order]] for track, mask in tracks.items()}))
+    return tracks
 
 
 def _ordered_lanes(bars: Bars, tracks: Mapping[Track, Array]) -> Iterator[Lane]:

@@ -57,24 +57,24 @@ class Host(Source):
         text = system_text(self._process / "stat")
         # The name is in brackets and may itself contain brackets and blanks.
         words = text[text.rfind(")") + 1 :].split()
-        first_word, *ticks_of_host = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
-        host_ticks = (
-            sum(int(ticks_of_host[position]) for position in _BUSY_FIELDS)
-            if first_word == "cpu" and len(ticks_of_host) > max(_BUSY_FIELDS)
-            else None
-        )
         for name, ticks in (
             ("process.cpu.use", int(words[_USER]) + int(words[_SYSTEM]) if len(words) > _SYSTEM else None),
-            ("host.cpu.use", host_ticks),
+            ("host.cpu.use", self._host_ticks()),
         ):
             cores = self._cores(name, ticks)
             if cores is not None:
                 yield Reading(name, "cores", cores)
         if include_slow:
-            for line in system_text(self._proc / "meminfo").splitlines():
-                if line.startswith("MemAvailable:"):
-                    yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
+            yield from self._memory()
             yield from self._clocks()
+
+    def _host_ticks(self) -> int | None:
+        name, *words = system_text(self._proc / "stat").partition("\n")[0].split() or [""]
+        return (
+            sum(int(words[position]) for position in _BUSY_FIELDS)
+            if name == "cpu" and len(words) > max(_BUSY_FIELDS)
+            else None
+        )
 
     def _cores(self, name: str, ticks: int | None) -> float | None:
         """Return how many cores were busy on average since the last reading; None for the first reading."""
@@ -86,6 +86,11 @@ class Host(Source):
         if previous is None or now <= previous[1]:
             return None
         return (ticks - previous[0]) / self._ticks_per_s / ((now - previous[1]) / 1e9)
+
+    def _memory(self) -> Iterator[Reading]:
+        for line in system_text(self._proc / "meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                yield Reading("host.memory.available", "bytes", int(line.split()[1]) * 1024)
 
     def _clocks(self) -> Iterator[Reading]:
         """Yield the mean and the highest clock of the cores, from cpufreq, else from /proc/cpuinfo."""

@@ -89,23 +89,22 @@ class Sampler:
 
     def _work(self) -> None:
         try:
-            for each in list(self._sources):
-                reason = each.open()
-                if reason is not None:
-                    self._absent[each.name] = reason
-                    self._sources.remove(each)
-            self._nominal_ns = self._interval_ns = self._shortest()
+            self._open()
             self._repeat()
         except Exception as error:  # steps must be stored even if sampling fails
             self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):
                 self._store()
         for source in self._sources:
-            try:
-                self._notes += [text for text in source.notes() if text not in self._notes]
-                source.close()
-            except Exception as error:
-                self._notes.append(f"{source.name} could not be closed: {type(error).__name__}: {error}")
+            self._close(source)
+
+    def _open(self) -> None:
+        for source in list(self._sources):
+            reason = source.open()
+            if reason is not None:
+                self._absent[source.name] = reason
+                self._sources.remove(source)
+        self._nominal_ns = self._interval_ns = self._shortest()
 
     def _shortest(self) -> int:
         """Return the requested interval, else the shortest one of the sources, in nanoseconds."""
@@ -166,6 +165,13 @@ class Sampler:
             write(rundir.portion(self._run, self._portions), self._rows)
             self._portions += 1
             self._rows.clear()
+
+    def _close(self, source: Source) -> None:
+        try:
+            self._notes += [text for text in source.notes() if text not in self._notes]
+            source.close()
+        except Exception as error:
+            self._notes.append(f"{source.name} could not be closed: {type(error).__name__}: {error}")
 
 
 def write(path: Path, rows: Iterable[Sample]) -> None:

@@ -104,12 +104,7 @@ class DeviceStore(Serving[DeviceObject]):
             raise UsageError(
                 f"--device-capacity: memory comes in pieces of {size_text(self.device.granule)}; give more"
             )
-        # check that the device shares memory, by requesting the handle of a granule
-        address = self.device.allocate(self.device.granule)
-        try:
-            self.device.handle(address)
-        finally:
-            self.device.free(address)
+        self._check_sharing()
         self._draws, self._is_lost = 0, False
         self._store = host.connect(folder)
         try:
@@ -122,6 +117,18 @@ class DeviceStore(Serving[DeviceObject]):
             self._store.close()
             raise
         self._handlers["check"] = self._handle_check
+
+    def _check_sharing(self) -> None:
+        """Check that the device shares memory, by requesting the handle of a granule.
+
+        Raises:
+            ShareError: the device does not share memory.
+        """
+        address = self.device.allocate(self.device.granule)
+        try:
+            self.device.handle(address)
+        finally:
+            self.device.free(address)
 
     # --- end ------------------------------------------------------------------------------------------
 

@@ -253,13 +253,7 @@ def _take_memory(
                 )
                 memories = [request_answer(process, {"do": "memory"}) for process in workers]
                 if way == ATTACH:
-                    if "device" not in request:
-                        held = memory_of(store.pid)
-                    else:
-                        held = {
-                            "held": sum(status.get("held_bytes", 0) for status in stores.status(Path(request["store"])))
-                        }
-                    memories.append(held)
+                    memories.append(_memory_of_store(store, request))
             is_known = is_known and all(memories)  # else the system does not report it
             if is_known and result.device:
                 totals.append(sum(memory["held"] for memory in memories))
@@ -268,6 +262,12 @@ def _take_memory(
                 pss = memories[0]["pss"]
         if is_known:
             result.memory[way] = ProcessMemory(totals[0], (totals[1] - totals[0]) / (concurrent - 1), pss)
+
+
+def _memory_of_store(store: subprocess.Popen[bytes], request: Mapping[str, str]) -> dict[str, Any]:
+    if "device" not in request:
+        return memory_of(store.pid)
+    return {"held": sum(status.get("held_bytes", 0) for status in stores.status(Path(request["store"])))}
 
 
 def _fill_device(parent: processes.WorkerProcess, request: Mapping[str, str]) -> None:

@@ -212,12 +212,7 @@ def _assign(
     """
     device = _device_of(attached_weights[0])
     parameters, buffers, valueless_buffers, moved_buffers = _slots(module, device)
-    # the tensors by name
-    counts = Counter(tensor.name for weights in attached_weights for tensor in weights.tensors)
-    duplicates = [name for name, count in counts.items() if count > 1]
-    if duplicates:
-        raise ShareError(f"{source}: more than one shard has {_first_names(duplicates)}")
-    available = {tensor.name: (weights, tensor) for weights in attached_weights for tensor in weights.tensors}
+    available = _available(attached_weights, source)
     groups: dict[int, list[str]] = {}
     for name, (owner, attribute) in parameters.items():
         groups.setdefault(id(owner._parameters[attribute]), []).append(name)
@@ -266,13 +261,23 @@ def _assign(
             (owner._parameters if attribute in owner._parameters else owner._buffers)[attribute] = tensor
     if any(submodule.training for submodule in module.modules()):
         module.eval()
-    module.__dict__["train"] = _Refuses(module)
-    for member in module.modules():
-        if _guarded not in member._state_dict_hooks.values():
-            member._register_state_dict_hook(_guarded)
+    _refuse_training(module)
     keys = ",".join(f"sha256:{weights.key}" for weights in attached_weights)
     hit = all(weights.hit for weights in attached_weights)
     return Attachment(keys, hit, shared_count, shared_bytes, private, private_bytes, unused)
+
+
+def _available(attached_weights: Sequence[SharedWeights], source: str) -> dict[str, tuple[SharedWeights, StoredTensor]]:
+    """Return the tensors of attached weights by name.
+
+    Raises:
+        ShareError: two shards have a tensor of the same name.
+    """
+    counts = Counter(tensor.name for weights in attached_weights for tensor in weights.tensors)
+    duplicates = [name for name, count in counts.items() if count > 1]
+    if duplicates:
+        raise ShareError(f"{source}: more than one shard has {_first_names(duplicates)}")
+    return {tensor.name: (weights, tensor) for weights in attached_weights for tensor in weights.tensors}
 
 
 def _check_names(label: str, missing: Sequence[str], unused: Sequence[str], valueless_buffers: Sequence[str]) -> None:
@@ -402,6 +407,14 @@ class _Refuses:
         return _Refuses, (self._module(),)  # the copy of a module gets the copy of its weakly referenced module
 
 
+def _refuse_training(module: torch.nn.Module) -> None:
+    """Replace `train` of a module by a refusal, and guard the state dicts of its modules."""
+    module.__dict__["train"] = _Refuses(module)
+    for submodule in module.modules():
+        if _guarded not in submodule._state_dict_hooks.values():
+            submodule._register_state_dict_hook(_guarded)
+
+
 def _guarded(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Put shared parameters into a state dict instead of views, which any module with them could write.
 
@@ -437,7 +450,19 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
     Raises:
         ShareError: there is no store, it is full, or a value of the state dict is not a tensor.
     """
-    # the descriptor of memory that holds a state dict in safetensors format
+    file = _in_safetensors(weights)
+    try:
+        return f"sha256:{client.attach(file, folder).key}"
+    finally:
+        os.close(file)
+
+
+def _in_safetensors(weights: Mapping[str, torch.Tensor]) -> int:
+    """Return the descriptor of memory that holds a state dict in safetensors format.
+
+    Raises:
+        ShareError: the state dict has a value that the format does not support.
+    """
     from safetensors.torch import save
 
     supported = set(TYPES.values())
@@ -451,15 +476,11 @@ def put(weights: Mapping[str, torch.Tensor], *, folder: Path | None = None) -> s
             kind = "nested" if tensor.is_nested else f"{_type(tensor)}, {tensor.layout}"
             raise ShareError(f"{label} is {kind}; only dense tensors of plain types can be")
     try:
-        file = wire.in_memory(
+        return wire.in_memory(
             save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
         )
     except (AttributeError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ShareError(f"the state dict cannot be shared: {first_line(error)}") from error
-    try:
-        return f"sha256:{client.attach(file, folder).key}"
-    finally:
-        os.close(file)
 
 
 class _EmptyBlocks(threading.local):

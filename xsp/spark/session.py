@@ -60,14 +60,7 @@ def start(engine: str) -> Any:
     settings = {**SETTINGS, "spark.master": cluster, **(_local_settings() if cluster.startswith("local") else {})}
     with tempfile.TemporaryFile() as log:
         try:
-            # start the JVM that drives Spark, unless this process has one; its log goes to a file, not to the terminal.
-            # Its errors are raised as exceptions, so the log would only repeat them, between the lines of a table.
-            from pyspark import SparkConf, SparkContext
-            from pyspark.java_gateway import launch_gateway
-
-            if SparkContext._gateway is None:
-                java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(settings.items())), {"stderr": log})
-                SparkContext._ensure_initialized(gateway=java)
+            _start_java(settings, log)
             builder = SparkSession.builder
             for name, value in settings.items():
                 builder = builder.config(name, value)
@@ -90,6 +83,19 @@ def _local_settings() -> dict[str, str]:
         # By default Spark creates an empty folder for tables in the current directory.
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "xsp-spark"),
     }
+
+
+def _start_java(settings: dict[str, str], log: IO[bytes]) -> None:
+    """Start the JVM that drives Spark, unless this process has one; its log goes to a file, not to the terminal.
+
+    Its errors are raised as exceptions, so the log would only repeat them, between the lines of a table.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        java = launch_gateway(SparkConf(loadDefaults=False).setAll(list(settings.items())), {"stderr": log})
+        SparkContext._ensure_initialized(gateway=java)
 
 
 def check_java(engine: str) -> None:

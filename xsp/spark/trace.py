@@ -152,21 +152,7 @@ class Queries:
         tree = dialect.parse(query)
         if dialect.tables(tree) <= self._local_tables:
             return self._local.sql(query, params=params)
-        # fetch rows into a table of this process
-        frame = self._run_query(tree, params)
-        try:
-            rows = frame.collect()
-        except Exception as error:
-            raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
-        self._result_count += 1
-        name = f"result_{self._result_count}"
-        columns = [
-            Column('"' + field.name.replace('"', '""') + '"', _type(field.dataType.simpleString()), "")
-            for field in frame.schema.fields
-        ]
-        table.create(self._local, name, columns)
-        table.insert(self._local, name, [tuple(row) for row in rows], columns)
-        return self._local.sql(f"SELECT * FROM {name}")
+        return self._collect(self._run_query(tree, params))
 
     def register(self, name: str, rows: Any) -> None:
         """Register rows under a name in this process, for INSERT."""
@@ -236,6 +222,22 @@ class Queries:
             for column, column_type in zip(rows.columns, rows.types, strict=True)
         )
         self._spark.createDataFrame(rows.fetchall(), schema).createOrReplaceTempView(name)
+
+    def _collect(self, frame: Any) -> duckdb.DuckDBPyRelation:
+        """Fetch rows into a table of this process."""
+        try:
+            rows = frame.collect()
+        except Exception as error:
+            raise AnalysisError(f"Spark could not answer: {reason_of(error)}") from error
+        self._result_count += 1
+        name = f"result_{self._result_count}"
+        columns = [
+            Column('"' + field.name.replace('"', '""') + '"', _type(field.dataType.simpleString()), "")
+            for field in frame.schema.fields
+        ]
+        table.create(self._local, name, columns)
+        table.insert(self._local, name, [tuple(row) for row in rows], columns)
+        return self._local.sql(f"SELECT * FROM {name}")
 
 
 def _type(spark_type: str) -> str:

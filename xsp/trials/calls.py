@@ -167,16 +167,20 @@ class Sdpa(Trial):
             self.record_change(
                 f"{_name(module)}: {switched_count} attention layers switched to scaled_dot_product_attention"
             )
-        for member in module.modules():
-            implementation = getattr(getattr(member, "config", None), "_attn_implementation", None)
-            if implementation not in (None, "sdpa") and hasattr(member, "set_attn_implementation"):
-                member.set_attn_implementation("sdpa")
-                self.record_change(f"{type(member).__name__}: attention by sdpa instead of {implementation}")
+        self._switch_transformers(module)
         if not self.applied:
             self.record_reason(
                 f"{_name(module)}: its attention has no switch, or is switched already; attention that its code "
                 "computes itself can only be changed there"
             )
+
+    def _switch_transformers(self, module: Any) -> None:
+        """Switch models of transformers to scaled_dot_product_attention."""
+        for submodule in module.modules():
+            implementation = getattr(getattr(submodule, "config", None), "_attn_implementation", None)
+            if implementation not in (None, "sdpa") and hasattr(submodule, "set_attn_implementation"):
+                submodule.set_attn_implementation("sdpa")
+                self.record_change(f"{type(submodule).__name__}: attention by sdpa instead of {implementation}")
 
 
 class Compile(Trial):

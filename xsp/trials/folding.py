@@ -103,13 +103,7 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], undo_steps: list[An
         submodule: (parent, name) for parent in module.modules() for name, submodule in parent.named_children()
     }
     for norm, layer in pairs.items():
-        # the replacement of a folded batch norm: an identity, or the activation inside a batch norm of timm
-        if type(norm) in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d):
-            replacement = torch.nn.Identity()
-        elif all(isinstance(getattr(norm, name, None), torch.nn.Module) for name in ("drop", "act")):
-            replacement = torch.nn.Sequential(norm.drop, norm.act).eval()
-        else:
-            replacement = None
+        replacement = _without_norm(torch, norm)
         if replacement is None or norm not in locations:
             continue
         if isinstance(layer, torch.nn.Linear):
@@ -129,6 +123,15 @@ def _fold(torch: Any, module: Any, pairs: Mapping[Any, Any], undo_steps: list[An
         undo_steps.append(undo)
         layer.weight, layer.bias = fused.weight, fused.bias
         setattr(parent, name, replacement)
+
+
+def _without_norm(torch: Any, norm: Any) -> Any:
+    """Return the replacement of a folded batch norm: an identity, or the activation inside a batch norm of timm."""
+    if type(norm) in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d):
+        return torch.nn.Identity()
+    if all(isinstance(getattr(norm, name, None), torch.nn.Module) for name in ("drop", "act")):
+        return torch.nn.Sequential(norm.drop, norm.act).eval()
+    return None
 
 
 def _difference(expected: Any, actual: Any) -> float | None:

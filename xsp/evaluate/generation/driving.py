@@ -78,11 +78,7 @@ class _Run:
                 self._clock.wait_until(due)
                 self._arrive(due, self._clock.now_ns())
             while self._waiting and len(self._running) < self._slots:
-                number = self._waiting.popleft()
-                self._start[number] = self._clock.now_ns()
-                self._sequences.begin(number, self._prompts.tokens[number])
-                self._running.add(number)
-                self._count_tokens([number])
+                self._begin(self._waiting.popleft())
             if self._running:
                 self._count_tokens(list(self._sequences.step()))
         requests = Requests(
@@ -97,6 +93,12 @@ class _Run:
         self._due[number], self._issued[number] = due, issued
         self._waiting.append(number)
         self._arrived += 1
+
+    def _begin(self, number: int) -> None:
+        self._start[number] = self._clock.now_ns()
+        self._sequences.begin(number, self._prompts.tokens[number])
+        self._running.add(number)
+        self._count_tokens([number])
 
     def _count_tokens(self, numbers: list[int]) -> None:
         """Note the time of a new token of each of some requests, and end those that have all of theirs."""

@@ -138,15 +138,7 @@ class _Driver:
                 self._serve(number, int(self._schedule.batch[number]))
                 end = self._clock.now_ns()
                 self._start[number], self._end[number] = start, end
-                if self._growth is not None:
-                    service = int(self._end[number] - self._start[number])
-                    elapsed = int(self._end[number]) - self._begin
-                    with self._lock:
-                        message = self._growth.message(number, bool(self._was_queued[number]), service, elapsed)
-                        if message is not None and self._stop_reason is None:
-                            self._stop_reason, self._is_growing = message, True
-                if self._progress is not None:
-                    self._progress(number + 1, len(self._schedule))
+                self._record(number)
         except BaseException as error:
             self.error = self.error or error
             self._stop_reason = self._stop_reason or "an error"
@@ -177,6 +169,18 @@ class _Driver:
                     self._was_queued[number] = True
             self._next_number = number + 1
             return number
+
+    def _record(self, number: int) -> None:
+        """Look, after a request, whether the queue grows without end, and report the progress."""
+        if self._growth is not None:
+            service = int(self._end[number] - self._start[number])
+            elapsed = int(self._end[number]) - self._begin
+            with self._lock:
+                message = self._growth.message(number, bool(self._was_queued[number]), service, elapsed)
+                if message is not None and self._stop_reason is None:
+                    self._stop_reason, self._is_growing = message, True
+        if self._progress is not None:
+            self._progress(number + 1, len(self._schedule))
 
     def requests(self) -> Requests:
         """Return the requests that ended."""

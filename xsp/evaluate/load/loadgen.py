@@ -80,13 +80,7 @@ def drive_loadgen(
     test = _Test(loadgen, serve)
     with atomic.temporary_folder() as folder:
         settings = _settings(loadgen, kind, requests, rate, streams, latency_ns, share, seed, seconds)
-        output = loadgen.LogOutputSettings()
-        output.outdir = folder
-        output.copy_summary_to_stdout = False
-        logs = loadgen.LogSettings()
-        logs.log_output = output
-        logs.enable_trace = False
-        test.run(settings, logs)
+        test.run(settings, _logs(loadgen, folder))
         text = Path(folder, "mlperf_log_summary.txt").read_text(encoding="utf-8", errors="replace")
     if test.error is not None:
         raise test.error
@@ -132,6 +126,16 @@ def _settings(
         settings.server_target_latency_percentile = share
     elif kind == "offline":
         settings.offline_expected_qps = requests / max(seconds, 1.0)
+    return settings
+
+
+def _logs(loadgen: Any, folder: str) -> Any:
+    output = loadgen.LogOutputSettings()
+    output.outdir = folder
+    output.copy_summary_to_stdout = False
+    settings = loadgen.LogSettings()
+    settings.log_output = output
+    settings.enable_trace = False
     return settings
 
 

@@ -90,12 +90,7 @@ class Guard:
             if body is None:
                 await _answer(send, 413, self._size_text())
                 return
-            pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-
-            async def receive_body() -> MutableMapping[str, Any]:
-                return pending.pop() if pending else await receive()
-
-            await self._application(scope, receive_body, _with_headers(send))
+            await self._application(scope, _replay(body, receive), _with_headers(send))
 
     def _rejection(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason if the headers of a request require its rejection."""
@@ -135,6 +130,16 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that first returns a body that was already read, and then further messages."""
+    pending: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_body() -> MutableMapping[str, Any]:
+        return pending.pop() if pending else await receive()
+
+    return receive_body
 
 
 def _with_headers(send: Send) -> Send:

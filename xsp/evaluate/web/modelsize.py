@@ -117,12 +117,7 @@ def count(source: str, settings: models.Settings) -> int:
     """
     try:
         with _limited():
-            try:
-                built: Any = models.build(source, settings, device="meta")
-            except (_TooLarge, MemoryError):
-                raise
-            except Exception:  # some models read values while they are built; the process has a limit of memory
-                built = models.build(source, settings)
+            built = _build(source, settings)
     except (_TooLarge, MemoryError) as error:
         return int(str(error) or MOST_PARAMETERS + 1)
     module = getattr(built, "model", None)
@@ -130,6 +125,16 @@ def count(source: str, settings: models.Settings) -> int:
         raise ManifestError("it is not a module")
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return sum(tensor.numel() for tensor in tensors.values())
+
+
+def _build(source: str, settings: models.Settings) -> Any:
+    """Build a model without memory for its tensors, if it allows that."""
+    try:
+        return models.build(source, settings, device="meta")
+    except (_TooLarge, MemoryError):
+        raise
+    except Exception:  # some models read values of tensors while they are built; the process has a limit of memory
+        return models.build(source, settings)
 
 
 @contextlib.contextmanager
