@@ -69,7 +69,9 @@ QUEUED = """
 def test_a_device_that_runs_nothing_while_launched_work_waits_is_not_said_to_limit_by_its_work() -> None:
     sentence = sentence_of(QUEUED)
     assert sentence.startswith("Launched work waits, 680 µs of 1.00 ms (68 %), while the device runs nothing")
-    assert sentence.endswith("it works 200 µs of 1.00 ms (20 %), most on gemm, 200 µs (20 %); most in train, 200 µs.")
+    assert sentence.endswith(
+        "it works 200 µs of 1.00 ms (20 %), most on gemm, 200 µs (20 %); by module most in train, 200 µs."
+    )
 
 
 def test_a_module_with_little_of_the_device_s_work_is_not_where_most_of_it_is() -> None:

@@ -439,5 +439,5 @@ def _work(device: Side, total_ms: float, attention_ms: float) -> str:
         return f", most on attention that is written out, {_of(attention_ms, total_ms)}"
     text = f", most on {largest.name}, {ms_text(largest.ms or 0.0)} ({100 * (largest.ms or 0.0) / total_ms:.0f} %)"
     if busy is not None and busy.place:
-        text += f"; most in {busy.place}, {ms_text(busy.place_ms or 0.0)}"
+        text += f"; by module most in {busy.place}, {ms_text(busy.place_ms or 0.0)}"
     return text
