@@ -59,6 +59,9 @@ class Loop:
                 parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())
         self.backward()
 
+    def train_with_closure(self) -> None:
+        self.optimizer.step(lambda: self.model(self.x).sum().backward())
+
     def infer(self) -> None:
         with torch.no_grad():
             self.model(self.x)
@@ -92,6 +95,7 @@ def steps_of(trace: Trace) -> list[tuple[str, int, int]]:
         (Loop.accumulate, "an optimizer's step"),
         (Loop.train_with_two, "an optimizer's step"),
         (Loop.validate_and_train, "an optimizer's step"),
+        (Loop.train_with_closure, "an optimizer's step"),
         (Loop.backward, "a backward pass"),
         (Loop.train_in_backward, "a backward pass"),
         (Loop.answer, "the call before the next tokenize"),

@@ -87,6 +87,8 @@ def _training(con: duckdb.DuckDBPyConnection, process: int | None) -> _Found | N
     updates = _spans(con, process, f"kind = '{Kind.OPTIMIZER}' AND NOT contains(name, 'zero_grad')")
     others = _spans(con, process, f"kind = '{Kind.OP}' AND NOT starts_with(name, '{_NODE}')")
     outside = ~_inside(others["start_ns"], nodes) & ~_inside(others["start_ns"], updates)
+    if not outside.any():  # all of them in the optimizers' steps, as of closures
+        outside = np.ones(len(others["start_ns"]), bool)
     threads, numbers = np.unique(others["thread"][outside], return_counts=True)
     if not len(threads):
         return None
