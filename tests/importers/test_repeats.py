@@ -62,6 +62,12 @@ class Loop:
     def train_with_closure(self) -> None:
         self.optimizer.step(lambda: self.model(self.x).sum().backward())
 
+    def train_in_turns(self) -> None:
+        self.other.zero_grad()
+        (self.other.param_groups[0]["params"][0] * self.model(self.x).detach().mean()).sum().backward()
+        self.other.step()
+        self.train()
+
     def infer(self) -> None:
         with torch.no_grad():
             self.model(self.x)
@@ -95,6 +101,7 @@ def steps_of(trace: Trace) -> list[tuple[str, int, int]]:
         (Loop.accumulate, "an optimizer's step"),
         (Loop.train_with_two, "an optimizer's step"),
         (Loop.validate_and_train, "an optimizer's step"),
+        (Loop.train_in_turns, "an optimizer's step"),
         (Loop.train_with_closure, "an optimizer's step"),
         (Loop.backward, "a backward pass"),
         (Loop.train_in_backward, "a backward pass"),

@@ -101,10 +101,24 @@ def _training(con: duckdb.DuckDBPyConnection, process: int | None) -> _Found | N
         following = np.searchsorted(passes[:, 0] if len(passes) else between, ends)
         ends = ends[np.append(np.diff(following) > 0, True)]
     bounds = ends if len(ends) else passes[:, 1]
+    cycle = _cycle(np.diff(np.searchsorted(others["start_ns"], bounds), prepend=0))
+    bounds = bounds[cycle - 1 :: cycle]
     if len(bounds) < FEWEST_UPDATES:
         return None
     begin = min(int(between[0]), int(bounds[0]))
     return int(thread), [begin, *map(int, bounds)], "an optimizer's step" if len(ends) else "a backward pass"
+
+
+LONGEST_CYCLE, MIN_ALIKE = 4, 0.8
+"""Most updates that take turns in an iteration, as of a GAN, and least share of them that repeat in their turn."""
+
+
+def _cycle(operators: Times) -> int:
+    """Return how many updates take turns in an iteration, from the number of operators of each."""
+    for cycle in range(1, LONGEST_CYCLE + 1):
+        if len(operators) >= 2 * cycle and np.mean(operators[cycle:] == operators[:-cycle]) >= MIN_ALIKE:
+            return cycle
+    return 1
 
 
 def _spans(con: duckdb.DuckDBPyConnection, process: int | None, condition: str) -> dict[str, Any]:
