@@ -92,7 +92,7 @@ def test_a_model_is_timed_on_a_device_with_its_whole_step(
     ("fault", "status", "reason"),
     [
         deep("memory", Status.TOO_LARGE, "stand-in out of memory"),
-        ("lost", Status.FAILED, "RuntimeError: stand-in error: an illegal address was used"),
+        deep("lost", Status.FAILED, "RuntimeError: stand-in error: an illegal address was used"),
         deep("hang", Status.TIMED_OUT, "one batch of calls takes more than 3 s"),
     ],
 )

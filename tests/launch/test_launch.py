@@ -57,6 +57,7 @@ def test_a_step_of_training_goes_from_the_first_call_to_the_optimizers_step(tmp_
     assert trace.run["steps"]["seen"] == 30
 
 
+@pytest.mark.slow
 def test_options_of_the_program_are_not_taken_for_abbreviations_of_xsp(tmp_path):
     done = run(tmp_path, "import sys; print(sys.argv[1:])", args=("--o", "1", "--lev", "2", "-q", "--quiet"))
     assert (done.returncode, done.stdout) == (0, "['--o', '1', '--lev', '2', '-q', '--quiet']\n")

@@ -156,7 +156,7 @@ def test_each_tier_of_a_cold_start_is_in_the_trace(there: StoreProcess, tmp_path
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("cuda:7", "devices here is 1"),
+        deep("cuda:7", "devices here is 1"),
         deep("nonsense", "Expected one of"),
         deep("meta", "on the host and on NVIDIA's devices"),
     ],

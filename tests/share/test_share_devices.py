@@ -136,7 +136,7 @@ def test_memory_that_others_use_is_made_room_for_by_evicting(standing: StandIn, 
         del first, third
 
 
-@pytest.mark.parametrize("way", ["an attachment", deep("a check")])
+@pytest.mark.parametrize("way", [deep("an attachment"), deep("a check")])
 def test_what_was_written_is_found_and_renewed(
     way: str, there: StoreProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
