@@ -16,6 +16,7 @@ import pytest
 
 from xsp.collector import Signal
 from xsp.record import between
+from xsp.record.awake import awake
 from xsp.record.between import Between, _Times
 
 
@@ -564,3 +565,32 @@ def test_the_closure_of_an_optimizer_is_in_no_phase(followed: Between) -> None:
     assert taken[0, "outside"]["computes"] >= 10
     assert "computes" not in taken[0, "optimizer"]
     assert taken[0, "optimizer"]["time.sleep"] >= 3
+
+
+def test_no_line_has_the_time_in_which_xsp_handles_a_signal(followed: Between) -> None:
+    """The hooks around a call of a model took more time of a short gap than the line that took most of it."""
+    followed.begin()
+    slow(0.004)
+    was_traced = followed.hold()
+    time.sleep(0.03)
+    followed.go_on(was_traced)
+    followed.end()
+    followed.begin()
+    was_traced = followed.hold()
+    time.sleep(0.03)
+    followed.end()  # by the handling, which begins a step
+    followed.go_on(was_traced)
+    assert 4 <= sum(lines(followed).values()) < 20
+
+
+@pytest.mark.skipif(awake() is None, reason="the system does not tell how long a thread waits for a processor")
+def test_the_time_in_which_the_thread_sleeps_is_noted_without_waits_for_data(followed: Between) -> None:
+    followed.begin()
+    slow(0.01)
+    time.sleep(0.03)
+    time.sleep(0.02)
+    followed.exclude(20_000_000)
+    followed.end()
+    content = followed.content()
+    assert content is not None
+    assert 25 <= content["asleep_ns"] / 1e6 <= content["ns"] / 1e6 - 5

@@ -372,9 +372,22 @@ _THE = {
 def _place(entry: Entry) -> str:
     """Return the place that takes most of an entry, in words."""
     if entry.place is None or not entry.place_ms:
-        return ""
+        return _sleep(entry)
     calls = f", {entry.calls:.0f} calls" if entry.calls and entry.calls >= 1.5 else ""
-    return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}"
+    return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}{_sleep(entry)}"
+
+
+def sleeps(entry: Entry) -> bool:
+    """Return whether the thread sleeps in most of the time between steps."""
+    return entry.name == names.BETWEEN and 2 * entry.part(names.ASLEEP) >= (entry.ms or 0.0) > 0
+
+
+def _sleep(entry: Entry) -> str:
+    """Return the clause that the thread sleeps in most of the time between steps."""
+    if not sleeps(entry):
+        return ""
+    ms = ms_text(entry.part(names.ASLEEP))
+    return f"; the thread sleeps in {ms}: it waits for work, the network, files or other threads"
 
 
 def _with_device(account: Account, main: Iterations, device: Side, attention_ms: float) -> str:

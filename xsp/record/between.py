@@ -28,6 +28,7 @@ from typing import Any
 from xsp import clock
 from xsp.collector import Signal
 from xsp.record import phases
+from xsp.record.awake import Awake, awake
 from xsp.record.slowgaps import SlowGaps
 from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
@@ -88,6 +89,9 @@ class _Times:
 
     def __init__(self) -> None:
         self.count = self.unknown_ns = self.inner_events = 0
+        self.asleep_ns: int | None = None
+        """Time in which the thread slept; None if the system does not tell."""
+
         self.lines: dict[_Line, list[int]] = {}
         """For each line its nanoseconds, and the number of gaps or steps in which it ran."""
 
@@ -112,6 +116,8 @@ class _Times:
     def add(self, other: _Times) -> None:
         """Add the times of another gap or step."""
         self.count += 1
+        if other.asleep_ns is not None:
+            self.asleep_ns = (self.asleep_ns or 0) + other.asleep_ns
         self.unknown_ns += other.unknown_ns
         for line, (ns, _) in other.lines.items():
             total = self.lines.setdefault(line, [0, 0])
@@ -142,6 +148,7 @@ class _Times:
             ],
             "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
             "unknown_ns": self.unknown_ns,
+            **({} if self.asleep_ns is None else {"asleep_ns": self.asleep_ns}),
         }
 
     def _within(self, line: _Line) -> dict[str, Any]:
@@ -203,11 +210,12 @@ class Between:
         self._phases: list[tuple[str, int]] = []
         """Phases that run, outermost first, each with the number of functions that were traced when it began."""
 
-        self._is_in_step = self._is_followed = self.is_sought = False
+        self._is_in_step = self._is_followed = self.is_sought = self._is_held = False
         self._frames: list[FrameType] = []
         self._thread: int | None = None
         self._line: _Line | None = None
-        self._since_ns = self._excluded_ns = self._calls = 0
+        self._since_ns = self._excluded_ns = self._waited_ns = self._calls = 0
+        self._awake: Awake | None = None
         self._inner: _Line | None = None
         self._inner_frames: list[FrameType] = []
         self._inner_counts: dict[FrameType, int] = {}
@@ -234,8 +242,11 @@ class Between:
         if self._thread is None:
             self.is_sought = False
             return
+        now = awake() if self._thread == threading.get_ident() else None
         self._end()
         gap = self._parts.get(BETWEEN, _Times())
+        if now is not None and self._awake is not None:
+            gap.asleep_ns = min(gap.ns, max(0, now.asleep_ns(self._awake) - self._waited_ns))
         if 0 < self.slow.least_ns <= gap.ns:
             self.slow.traced += 1
             self._totals.setdefault((0, SLOW), _Times()).add(gap)
@@ -297,6 +308,27 @@ class Between:
         self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 
+    def hold(self) -> bool:
+        """Count no time for lines until `go_on`, while xsp works; return whether this thread is traced."""
+        if self._thread is None or self._thread != threading.get_ident():
+            return False
+        now_ns = clock.monotonic_ns()
+        self._add_time(now_ns)
+        self._add_inner_time(now_ns)
+        self._is_held = True
+        return True
+
+    def go_on(self, was_traced: bool) -> None:
+        """Count time again, if this thread is traced.
+
+        Args:
+            was_traced: what `hold` returned.
+        """
+        if was_traced:
+            self._is_held = False
+        if self._thread is not None and self._thread == threading.get_ident():
+            self._since_ns = self._inner_since_ns = clock.monotonic_ns()
+
     def forget(self) -> None:
         """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
         if self._thread is not None:
@@ -307,6 +339,7 @@ class Between:
         """Subtract the current line's wait for data, which is counted separately."""
         if self._thread == threading.get_ident():
             self._excluded_ns += ns
+            self._waited_ns += ns
             self._inner_since_ns += ns
 
     def _begin(self, phase: str) -> None:
@@ -324,7 +357,8 @@ class Between:
         innermost = self._frames[0]
         self._line, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
         self._times = _Times()
-        self._parts, self._calls, self._excluded_ns = {phase: self._times}, 0, 0
+        self._parts, self._calls, self._excluded_ns, self._waited_ns = {phase: self._times}, 0, 0, 0
+        self._awake = awake() if phase == BETWEEN else None
         for frame in self._frames:
             frame.f_trace = self._on_event
         self._since_ns = clock.monotonic_ns()
@@ -374,7 +408,8 @@ class Between:
 
     def _add_time(self, now_ns: int) -> None:
         """Add the time since the last event to the line that ran."""
-        self._times.add_line(self._line, max(0, now_ns - self._since_ns - self._excluded_ns))
+        if not self._is_held:
+            self._times.add_line(self._line, max(0, now_ns - self._since_ns - self._excluded_ns))
         self._since_ns, self._excluded_ns = now_ns, 0
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -406,7 +441,7 @@ class Between:
 
     def _add_inner_time(self, now_ns: int) -> None:
         """Add the time since the last event inside functions to the line that ran there."""
-        if self._inner is not None and self._line is not None:
+        if self._inner is not None and self._line is not None and not self._is_held:
             times = self._times.inner.setdefault(self._line, {})
             times[self._inner] = times.get(self._inner, 0) + max(0, now_ns - self._inner_since_ns)
 
