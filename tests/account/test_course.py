@@ -212,6 +212,18 @@ def test_steps_that_train_nothing_are_named_where_they_take_much_of_the_loop(
         )
 
 
+def test_a_program_that_mostly_evaluates_has_the_share_of_training_too() -> None:
+    kinds = [kind for _ in range(6) for kind in (*[0] * 2, *[1] * 20)]
+    own = [{"kind": 0, "name": "training Net", "training": True}, {"kind": 1, "name": "Net", "training": False}]
+    rows = rows_of([10.0] * len(kinds), kind=kinds)
+    found = texts(trace_with(rows, run={"kinds": own}))
+    assert found[0].startswith(
+        "Steps that train nothing take 91 % of the loop, training takes 9 % (12 steps, 10.1 ms each): 120 of Net, "
+    )
+    once = rows_of([10.0] * 30 + [500.0], kind=[0] * 30 + [1])
+    assert not [text for text in texts(trace_with(once, run={"kinds": own})) if "train nothing" in text]
+
+
 def test_slow_samples_at_random_are_waits_for_data() -> None:
     draw = random.Random(3)
     data = [draw.gauss(320, 20) if draw.random() < 0.04 else draw.uniform(0.1, 0.5) for _ in range(200)]

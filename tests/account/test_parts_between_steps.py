@@ -224,7 +224,7 @@ def test_slow_steps_that_were_recorded_at_another_depth_count_as_often_as_they_o
     assert main.host.ms(names.FORWARD) == pytest.approx((7 * 3 + 98) / 8, rel=0.05)
 
 
-def waiting(asleep_ms: float, calls: str) -> Trace:
+def waiting(asleep_ms: float, calls: str, trains: bool = False) -> Trace:
     """Return a run with 40 ms between steps of 10 ms, in one line, in part of which the thread sleeps."""
     text = """
         before before_the_step   0-40000 step=4
@@ -235,7 +235,8 @@ def waiting(asleep_ms: float, calls: str) -> Trace:
     line = {"file": "server.py", "line": 438, "calls": calls, "ns": 80_000_000, "gaps": 2}
     between = {"gaps": 2, "ns": 80_000_000, "lines": [line], "asleep_ns": round(2e6 * asleep_ms)}
     recorded = {"step": 4, "rung": 40, "steady": False, "dur_ns": 10e6, "before_ns": 40e6}
-    return with_loop(trace_of(spans(text), {"between": between}), [recorded, *bare(20, dur_ns=10e6, before_ns=40e6)])
+    run = {"between": between, "kinds": [{"kind": 0, "name": "Net", "training": trains}]}
+    return with_loop(trace_of(spans(text), run), [recorded, *bare(20, dur_ns=10e6, before_ns=40e6)])
 
 
 def test_time_between_steps_in_which_the_thread_sleeps_is_a_wait_and_no_work() -> None:
@@ -250,10 +251,14 @@ def test_time_between_steps_in_which_the_thread_sleeps_is_a_wait_and_no_work() -
     assert (piece.gain_known, piece.do.startswith("see what it waits for at server.py:438")) == (False, True)
 
 
-@pytest.mark.parametrize(("asleep_ms", "calls"), [(36, "torch.save"), (10, "handle_one_request"), (0, "prepare")])
-def test_a_save_and_work_can_be_saved_although_the_thread_may_sleep(asleep_ms: float, calls: str) -> None:
-    (piece, *_) = advisor.of(waiting(asleep_ms, calls), max_needs=Needs.TRACE).advice
+@pytest.mark.parametrize(
+    ("asleep_ms", "calls", "trains"),
+    [(36, "torch.save", False), (10, "handle_one_request", False), (0, "prepare", False), (36, "upload", True)],
+)
+def test_a_save_and_work_can_be_saved_although_the_thread_may_sleep(asleep_ms: float, calls: str, trains: bool) -> None:
+    (piece, *_) = advisor.of(waiting(asleep_ms, calls, trains), max_needs=Needs.TRACE).advice
     assert (piece.question, piece.gain_known) == ("between", True)
+    assert ("let another thread wait at server.py:438" in piece.do) is trains
 
 
 def test_a_long_gap_that_was_recorded_once_does_not_hide_the_line_of_all_gaps() -> None:

@@ -293,7 +293,7 @@ def entry(
     return Entry(names.BETWEEN, ms, BARE, children=tuple(sorted(children, key=lambda child: -(child.ms or 0.0))))
 
 
-MIN_ASLEEP_SHARE = 0.1
+MIN_ASLEEP_SHARE = 0.25
 """Least share of the time between steps in which the thread sleeps for this to be a part of it."""
 
 

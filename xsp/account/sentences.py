@@ -220,13 +220,18 @@ def _untrained(account: Account, main: Iterations) -> Iterator[Remark]:
     kinds = [each for each in account.iterations if each.rank == main.rank]
     others = sorted((each for each in kinds if each.trains is False), key=lambda each: -each.share)
     share = sum(each.share for each in others)
-    if share < MIN_UNTRAINED_SHARE or not any(each.trains for each in kinds):
+    if share < MIN_UNTRAINED_SHARE or not any(each.trains for each in kinds) or others[0].count < 2:
         return
     first = others[0]
+    trained = ""
+    if main.trains is False:  # then nothing else on the screen is about training
+        most = max((each for each in kinds if each.trains), key=lambda each: each.share)
+        trained_ms = f", {ms_text(most.time.ms)} each" if most.time.ms else ""
+        trained = f", training takes {percent_text(100 * most.share)} ({most.count:,} steps{trained_ms})"
     each_ms = f", {ms_text(first.time.ms)} each" if first.time.ms else ""
     more = f", and {len(others) - 1} other kinds" if len(others) > 2 else ", and another kind" * (len(others) == 2)
     yield Remark(
-        f"Steps that train nothing take {percent_text(100 * share)} of the loop: {first.count:,} of "
+        f"Steps that train nothing take {percent_text(100 * share)} of the loop{trained}: {first.count:,} of "
         f"{first.name or 'one kind'}{each_ms}{more}; if they evaluate the model, do so less often or on fewer samples.",
         share,
     )

@@ -168,7 +168,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
     )
-    is_unknown = largest is None and (main.threads > 1 or (sleeps(entry) and not _is_sparable(lines)))
+    may_serve = not main.trains and sleeps(entry) and not _is_sparable(lines)  # training waits for no requests
+    is_unknown = largest is None and (main.threads > 1 or may_serve)
     if is_unknown and main.threads <= 1:
         text += f"; the thread sleeps in {ms_text(entry.part(ASLEEP))} of them"
         do = (
@@ -191,6 +192,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "outside of the loop); an average of weights is torch.optim.swa_utils.AveragedModel(model, "
             "multi_avg_fn=get_ema_multi_avg_fn(decay)); or do it less often"
         )
+    elif lines is not None and sleeps(entry) and not _is_sparable(lines):
+        do = f"let another thread wait at {lines.place} while this one computes, or do it less often"
     elif lines is not None:
         in_python = entry.part(OUTSIDE_OPERATORS) >= MIN_LINE_SHARE * ms
         do = _remedy(lines, context.required_trace.has(Level.KERNEL), in_python)

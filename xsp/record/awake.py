@@ -27,9 +27,8 @@ class Awake(NamedTuple):
 
 def awake() -> Awake | None:
     """Return the times of this thread; None if the system does not say how long it waited for a processor."""
-    text = processes.system_text(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     try:
-        queued_ns = int((text or "").split()[1])
+        queued_ns = int(processes.system_text(f"/proc/self/task/{threading.get_native_id()}/schedstat").split()[1])
     except (ValueError, IndexError):
         return None
     return Awake(clock.monotonic_ns(), time.thread_time_ns(), queued_ns)
