@@ -331,6 +331,7 @@ class Between:
 
     def forget(self) -> None:
         """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
+        self._is_held = False
         if self._thread is not None:
             self._stop_tracing()
         self._parts = {}
