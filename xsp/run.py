@@ -202,6 +202,10 @@ class Between(Fields):
     unknown_ns: Count = 0
     """Time in gaps that were followed no further, because they make too many calls."""
 
+    asleep_ns: Count | None = None
+    """Part of all of it in which the thread slept: it waited for input, files, locks or other threads; None if that is
+    unknown."""
+
 
 @dataclass(frozen=True, eq=False)
 class PhaseLines(Between):

@@ -213,6 +213,18 @@ def test_steps_that_train_nothing_are_named_where_they_take_much_of_the_loop(
         )
 
 
+def test_a_program_that_mostly_evaluates_has_the_share_of_training_too() -> None:
+    kinds = [kind for _ in range(6) for kind in (*[0] * 2, *[1] * 20)]
+    own = [{"kind": 0, "name": "training Net", "training": True}, {"kind": 1, "name": "Net", "training": False}]
+    rows = rows_of([10.0] * len(kinds), kind=kinds)
+    found = texts(trace_with(rows, run={"kinds": own}))
+    assert found[0].startswith(
+        "Steps that train nothing take 91 % of the loop, training takes 9 % (12 steps, 10.1 ms each): 120 of Net, "
+    )
+    once = rows_of([10.0] * 30 + [500.0], kind=[0] * 30 + [1])
+    assert not [text for text in texts(trace_with(once, run={"kinds": own})) if "train nothing" in text]
+
+
 def test_slow_samples_at_random_are_waits_for_data() -> None:
     draw = random.Random(3)
     data = [draw.gauss(320, 20) if draw.random() < 0.04 else draw.uniform(0.1, 0.5) for _ in range(200)]
@@ -376,3 +388,28 @@ def test_the_phase_of_steps_that_grows_is_named(phase: str | None, where: str) -
         row |= {f"{name}_ns": 2e6 + (grown_ns if name == phase else 0) for name in ("forward", "backward", "optimizer")}
     (text,) = [text for text in texts(trace_with(rows)) if "longer at the end" in text]
     assert text.endswith(f", {where}.")
+
+
+@pytest.mark.parametrize(("large_ms", "is_large"), [(20.0, True), (1.5, False)])
+def test_a_kind_with_most_of_the_time_is_what_the_figures_are_of_although_its_only_recording_is_not_timed(
+    large_ms: float, is_large: bool
+) -> None:
+    """A sweep over three models was shown by the one with 7 % of the time; the phases of the large one were known."""
+    kinds = [0] * 20 + [1] * 40
+    times = [large_ms if kind else 2.0 for kind in kinds]
+    phases = {
+        f"{name}_ns": [share * ms * MS for ms in times]
+        for name, share in (("forward", 0.3), ("backward", 0.5), ("optimizer", 0.1))
+    }
+    rows = rows_of(times, kind=kinds, **phases)
+    rows[4]["rung"], rows[30]["rung"] = int(Level.MODEL), int(Level.MODEL)
+    small = "step s 0-2000 step=4\nforward Small 0-600 step=4"
+    text = f"step s 0-{20 * large_ms * 1e3:.0f} step=30\nforward Large 0-{6 * large_ms * 1e3:.0f} step=30"
+    recorded = [*spans(small), *(row._replace(timed=False, trace_id="b" * 32) for row in spans(text))]
+    own = [{"kind": number, "name": name, "training": True} for number, name in enumerate(("small", "large"))]
+    trace = with_loop(trace_of(recorded, {"kinds": own}), rows)
+    main = account.of(trace).main
+    assert main is not None
+    assert main.name == ("large" if is_large else "small")
+    assert not is_large or main.host.ms(names.BACKWARD) == pytest.approx(0.5 * large_ms, rel=0.01)
+    assert account.of(trace).violations == ()

@@ -218,3 +218,58 @@ def test_slow_steps_that_were_recorded_at_another_depth_count_as_often_as_they_o
     main = main_of(with_loop(trace_of(spans(text)), [*recorded, *loop]))
     assert main.host[names.UNLIKE] is None
     assert main.host.ms(names.FORWARD) == pytest.approx((7 * 3 + 98) / 8, rel=0.05)
+
+
+def waiting(asleep_ms: float, calls: str, trains: bool = False) -> Trace:
+    """Return a run with 40 ms between steps of 10 ms, in one line, in part of which the thread sleeps."""
+    text = """
+        before before_the_step   0-40000 step=4
+        op aten::argmax          1000-3000 step=4
+        step s                   40100-50100 step=4
+        forward Net              40200-50000 step=4
+    """
+    line = {"file": "server.py", "line": 438, "calls": calls, "ns": 80_000_000, "gaps": 2}
+    between = {"gaps": 2, "ns": 80_000_000, "lines": [line], "asleep_ns": round(2e6 * asleep_ms)}
+    recorded = {"step": 4, "rung": 40, "steady": False, "dur_ns": 10e6, "before_ns": 40e6}
+    run = {"between": between, "kinds": [{"kind": 0, "name": "Net", "training": trains}]}
+    return with_loop(trace_of(spans(text), run), [recorded, *bare(20, dur_ns=10e6, before_ns=40e6)])
+
+
+def test_time_between_steps_in_which_the_thread_sleeps_is_a_wait_and_no_work() -> None:
+    """A server that waits for requests was told to make the line that receives them take less time."""
+    trace = waiting(36, "handle_one_request")
+    assert parts(main_of(trace)) == pytest.approx({names.ASLEEP: 36.0, names.OUTSIDE_OPERATORS: 2.0, "aten::argmax": 2})
+    assert limit(account.of(trace)).endswith(
+        "40.0 ms of it in server.py:438, handle_one_request; the thread sleeps in 36.0 ms: it waits for work, the "
+        "network, files or other threads."
+    )
+    (piece,) = [each for each in advisor.of(trace, max_needs=Needs.TRACE).advice if each.question == "between"]
+    assert (piece.gain_known, piece.do.startswith("see what it waits for at server.py:438")) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("asleep_ms", "calls", "trains"),
+    [(36, "torch.save", False), (10, "handle_one_request", False), (0, "prepare", False), (36, "upload", True)],
+)
+def test_a_save_and_work_can_be_saved_although_the_thread_may_sleep(asleep_ms: float, calls: str, trains: bool) -> None:
+    (piece, *_) = advisor.of(waiting(asleep_ms, calls, trains), max_needs=Needs.TRACE).advice
+    assert (piece.question, piece.gain_known) == ("between", True)
+    assert ("let another thread wait at server.py:438" in piece.do) is trains
+
+
+def test_a_long_gap_that_was_recorded_once_does_not_hide_the_line_of_all_gaps() -> None:
+    """The only deep recording of 100 had a gap of 126 ms, of others 16: no line had a quarter of it."""
+    text = """
+        before before_the_step   0-400000 step=4
+        op aten::div             1000-2000 step=4
+        step s                   400100-401100 step=4
+        forward Net              400200-401000 step=4
+    """
+    line = {"file": "find.py", "line": 26, "calls": "np.argsort", "ns": 80_000_000, "gaps": 2}
+    between = {"gaps": 2, "ns": 82_000_000, "lines": [line]}
+    recorded = {"step": 4, "rung": 40, "steady": False, "dur_ns": 1e6, "before_ns": 4e8}
+    rows = [recorded, *bare(200, dur_ns=1e6, before_ns=40e6)]
+    trace = with_loop(trace_of(spans(text), {"between": between}), rows)
+    assert ", 39.0 ms of it in find.py:26, np.argsort" in limit(account.of(trace))
+    (piece,) = [each for each in advisor.of(trace, max_needs=Needs.TRACE).advice if each.question == "between"]
+    assert piece.do.startswith("the largest few need no sort of all: np.argpartition")

@@ -61,6 +61,25 @@ def test_a_model_and_a_small_loss_are_one_forward() -> None:
     assert [line.name for line in lines(main, main.host)] == ["forward", "outside the phases"]
 
 
+def test_an_operator_of_a_recording_that_took_far_longer_than_others_is_no_place() -> None:
+    """The only recording of 150 steps was interrupted for 130 ms in one operator."""
+    text = """
+        step s                 0-150000 step=4
+        forward Net            0-1000 step=4
+        op aten::linear        0-1000 step=4
+        backward b             1000-149000 step=4
+        op NllLossBackward0    1100-140000 step=4
+        op AddmmBackward0      140000-149000 step=4
+    """
+    phases = {"forward_ns": 1e6, "backward_ns": 4e6, "optimizer_ns": 0.0}
+    rows = [
+        {"step": step, "dur_ns": 5e6, "before_ns": 1e5, **phases, "rung": int(Level.OP) if step == 4 else BARE}
+        for step in range(60)
+    ]
+    result = closes(with_loop(trace_of(spans(text)), rows))
+    assert limit(result) == "The largest part of an iteration is backward, 4.00 of 5.10 ms (78 %)."
+
+
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +139,33 @@ def test_communication_that_takes_long_without_a_late_rank_is_transfer() -> None
     assert result.late_rank is None
     assert "transfer" in limit(result)
     assert limit(result).startswith("Ranks communicate while they compute nothing")
+
+
+def test_collectives_that_the_program_calls_itself_are_neither_a_stall_nor_a_line_of_python() -> None:
+    """Gradients averaged by hand: "operators on whole tensors in place of NumPy" for the time of all_reduce."""
+    rows: list[Span] = []
+    for step in range(4):
+        start = 11_000 * step
+        text = f"""
+            step s                 {start}-{start + 10_900} step={step}
+            forward Net            {start}-{start + 2000} step={step}
+            op aten::linear        {start}-{start + 2000} step={step}
+            backward b             {start + 2000}-{start + 3000} step={step}
+            op AddmmBackward0      {start + 2000}-{start + 3000} step={step}
+            optimizer SGD          {start + 10_000}-{start + 10_900} step={step}
+            op aten::add_          {start + 10_000}-{start + 10_900} step={step}
+            call gloo:all_reduce   {start + 3010}-{start + 9990} step={step} thread=9
+        """
+        for rank in (0, 1):
+            own = spans(text, rank=rank, process=rank + 1)
+            attributes = f'{{"xsp.collective.name": "all_reduce", "xsp.collective.id": "g:{step}"}}'
+            rows += [*own[:-1], own[-1]._replace(attributes=attributes)]
+    trace = trace_of(rows, IMPORTED)
+    main = closes(trace).main
+    assert main is not None
+    assert sum(top.part(names.TRANSFER) for top in main.host.entries) == pytest.approx(6.98, rel=0.01)
+    questions = {piece.question for piece in advisor.of(trace, max_needs=Needs.TRACE).advice}
+    assert not questions & {"stall", "outside"}
 
 
 def test_waits_for_other_ranks_on_devices_are_an_entry_of_exposed_communication() -> None:

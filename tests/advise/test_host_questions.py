@@ -702,6 +702,19 @@ def test_a_loader_that_has_workers_is_not_advised_to_have_some(
     assert piece.trial == trial
 
 
+def test_a_batch_that_is_made_in_less_time_than_workers_hand_one_over_is_indexed_at_once() -> None:
+    """Two workers made a loop with waits of 0.23 ms three times as slow."""
+    text = PLAIN.replace("step s 0-10000", "step s 0-10000\ndata DataLoader 1-9")
+    rows = [row for number in range(3) for row in spans(text, step=number)]
+    loop = [
+        {"step": index, "dur_ns": 1e6, "before_ns": 3e5, "data_ns": 3e5, "rung": Level.OP if index < 3 else BARE}
+        for index in range(60)
+    ]
+    (piece,) = advise.of(with_loop(trace_of(rows), loop), only=["data"]).advice
+    assert piece.do.startswith("make a whole batch at once")
+    assert (piece.trial, piece.gain.value) == (None, pytest.approx(0.3))
+
+
 @pytest.mark.parametrize("question", ["between", "data"])
 def test_a_row_of_the_loop_that_represents_many_steps_counts_as_many(question: str) -> None:
     rows = [row for number in range(3) for row in spans(PLAIN, step=number)]

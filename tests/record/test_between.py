@@ -9,14 +9,16 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from xsp.collector import Signal
 from xsp.record import between
+from xsp.record.awake import awake
 from xsp.record.between import Between, _Times
+from xsp.record.steps import Steps
 
 
 @pytest.fixture
@@ -564,3 +566,38 @@ def test_the_closure_of_an_optimizer_is_in_no_phase(followed: Between) -> None:
     assert taken[0, "outside"]["computes"] >= 10
     assert "computes" not in taken[0, "optimizer"]
     assert taken[0, "optimizer"]["time.sleep"] >= 3
+
+
+def test_no_line_has_the_time_in_which_xsp_handles_a_signal(followed: Between) -> None:
+    """The hooks around a call of a model took more time of a short gap than the line that took most of it."""
+
+    def handles(signal: Signal, subject: object) -> bool:
+        time.sleep(0.03)
+        if signal is Signal.CALL_BEGIN:
+            followed.end()
+            time.sleep(0.03)
+        return True
+
+    listen = Steps.listener(SimpleNamespace(between=followed), handles)  # type: ignore[arg-type]
+    followed.begin()
+    slow(0.004)
+    listen(Signal.CALL_END, None)
+    listen(Signal.CALL_BEGIN, None)
+    assert 4 <= sum(lines(followed).values()) < 20
+    followed.begin()
+    slow(0.004)
+    followed.end()
+    assert sum(lines(followed).values()) >= 8, "it is counted again"
+
+
+@pytest.mark.skipif(awake() is None, reason="the system does not tell how long a thread waits for a processor")
+def test_the_time_in_which_the_thread_sleeps_is_noted_without_waits_for_data(followed: Between) -> None:
+    followed.begin()
+    slow(0.01)
+    time.sleep(0.03)
+    time.sleep(0.02)
+    followed.exclude(20_000_000)
+    followed.end()
+    content = followed.content()
+    assert content is not None
+    assert 25 <= content["asleep_ns"] / 1e6 <= content["ns"] / 1e6 - 5

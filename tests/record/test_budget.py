@@ -268,6 +268,26 @@ def test_neither_a_kind_that_occurs_often_nor_a_rung_is_without_a_recorded_step(
     assert schedule.unearned_ns <= budget.LEAST_FIRST_NS + budget.LATER_KIND_NS + 4 * budget.FREE_NS
 
 
+@pytest.mark.parametrize("kinds", [3, 9])
+def test_the_largest_of_several_models_that_run_one_after_the_other_has_a_timed_step_with_operators(
+    kinds: int, still: None
+) -> None:
+    """A sweep whose last model takes most of the time: the small ones had used up the allowance."""
+    account = Account()
+    account.start_ns = 350 * MS
+    schedule = Budgeted(0.03, account, parse_levels("M/L/op"), warmup=0, gives_first=True)
+    turns: list[Turn] = []
+    for kind in range(kinds):
+        step_ms = 1 if kind < kinds - 1 else 10
+        for step in range(200):
+            turn = schedule.next(kind if step else NEW)
+            account.add(turn, step_ms * MS, 0 if turn.is_bare else (20 if step_ms == 1 else 90) * MS, NOW)
+            schedule.count_step(turn, kind, step_ms * MS)
+            turns += [turn] if kind == kinds - 1 and turn.timed else []
+    assert turns
+    assert turns[0].rung is Level.OP
+
+
 def test_what_was_earned_is_kept_for_a_rare_kind_that_is_behind(still: None) -> None:
     account = Account()
     schedule = Budgeted(0.2, account, [Level.MODEL], warmup=0, spread=True)

@@ -195,7 +195,10 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
     time = _time(measured, ())
     outside = _outside_steps(measured) if time.ms is not None else []
     step_ms = (time.ms or 0.0) - sum(entry.ms or 0.0 for entry in outside)
-    host = Side("host", (*outside, *([Entry(names.STEP, step_ms, BARE)] if step_ms > 0 else [])))
+    in_step = [Entry(names.STEP, step_ms, BARE)] if step_ms > 0 else []
+    if in_step and not trace.has(Level.KERNEL):  # a host ahead of its device waits in any phase
+        in_step = _phases_alone(measured, step_ms) or in_step
+    host = Side("host", _ordered((*outside, *in_step)))
     return Iterations(
         measured.rank, measured.kind, _kind_name(trace, measured.rank, measured.kind), names.ITERATION, measured.steps,
         measured.recorded, 0, time, host, share=measured.share, is_beginning=measured.is_beginning,
@@ -203,6 +206,16 @@ def _unrecorded(trace: Trace, measured: Iteration) -> Iterations:
         at_once=measured.at_once or 1.0,
         trains=_trains(trace, measured.rank, measured.kind),
     )  # fmt: skip
+
+
+def _phases_alone(measured: Iteration, step_ms: float) -> list[Entry]:
+    """Return the phases of a step, all as timed without recording; empty if they were not timed."""
+    shares = {name: measured.phases[name].share for name in names.PHASES if name in measured.phases}
+    rest = 1.0 - sum(shares.values())
+    if not any(shares.values()) or rest < 0:
+        return []
+    shares[names.OUTSIDE] = rest
+    return [Entry(name, share * step_ms, BARE) for name, share in shares.items() if share]
 
 
 def _time(measured: Iteration | None, recorded_ns: Sequence[float]) -> Entry:
@@ -578,7 +591,11 @@ def _between(
     if found:
         whole = [window for window in deep if window.has_before]
         represented = Representation(trace, measured, strata.StratifiedTime.BEFORE, whole)
-        return between.entry(between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps)
+        run = next((each for each in trace.run.rank_runs if (each.rank or 0) == measured.rank), trace.run)
+        asleep = 0.0 if trace.has(Level.KERNEL) else between.asleep_share(run)  # it may sleep in waits for a device
+        return between.entry(
+            between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps, asleep
+        )
     seen_ns = float(detailed.phase_ns[names.BETWEEN].mean()) if names.BETWEEN in detailed.phase_ns else 0.0
     ms, is_seen = between_ns / 1e6, seen_ns >= MIN_SEEN_SHARE * between_ns
     children = _children(detailed, names.BETWEEN, ms, RECORDED) if is_seen else ()

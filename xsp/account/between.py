@@ -258,6 +258,7 @@ def entry(
     weights: Mapping[int, float],
     drained_ns: float,
     slow_gaps: str | None = None,
+    asleep: float = 0.0,
 ) -> Entry:
     """Return the time between steps as an entry, with its parts.
 
@@ -270,9 +271,10 @@ def entry(
         drained_ns: time that recorded steps waited at their ends for the device. Others do not: their program waits
             later, if it reads a result.
         slow_gaps: long times between steps that were not recorded, in words.
+        asleep: share of the time between steps in which the thread sleeps.
     """
     ms = between_ns / 1e6
-    seen = _seen(found, times, recorded, weights)
+    seen = _with_sleep(_seen(found, times, recorded, weights), asleep)
     seen_ms = sum(part.ms or 0.0 for part in seen)
     waiting_ms = min(max(0.0, ms - seen_ms), drained_ns / 1e6)
     if not seen or ms - waiting_ms <= 0:
@@ -289,6 +291,31 @@ def entry(
     if waiting_ms:
         children.append(Entry(names.WAITING, waiting_ms, RECORDED))
     return Entry(names.BETWEEN, ms, BARE, children=tuple(sorted(children, key=lambda child: -(child.ms or 0.0))))
+
+
+MIN_ASLEEP_SHARE = 0.25
+"""Least share of the time between steps in which the thread sleeps for this to be a part of it."""
+
+
+def asleep_share(run: Run) -> float:
+    """Return the share of the time between the steps of a rank in which its thread slept; 0 if that is unknown."""
+    traced = run.between
+    all_ns = traced.ns + traced.unknown_ns if traced is not None else 0
+    return min(1.0, (traced.asleep_ns or 0) / all_ns) if traced is not None and all_ns else 0.0
+
+
+def _with_sleep(seen: Sequence[Entry], asleep: float) -> list[Entry]:
+    """Return the parts with the sleep of the thread as one of its own; no operator and no call of a device sleeps."""
+    if asleep < MIN_ASLEEP_SHARE:
+        return list(seen)
+    found, asleep_ms = [], asleep * sum(part.ms or 0.0 for part in seen)
+    for part in seen:
+        if part.name == names.OUTSIDE_OPERATORS and not part.children and part.ms:
+            ms = min(part.ms, asleep_ms)
+            found.append(Entry(names.ASLEEP, ms, RECORDED))
+            part = replace(part, ms=part.ms - ms)
+        found.append(part)
+    return [part for part in found if part.ms]
 
 
 def _seen(

@@ -33,7 +33,7 @@ OF_IDLE = "idle: "
 
 TO_DEVICE, FROM_DEVICE, READING = "copies to the device", "copies from the device", "values read one by one (item)"
 UNLIKE = "in slow steps that were not recorded"
-OUTSIDE_OPERATORS, OTHER_OPERATORS = "outside operators", "other operators"
+OUTSIDE_OPERATORS, OTHER_OPERATORS, ASLEEP = "outside operators", "other operators", "the thread sleeps"
 OF_COLLECTIVES = (OTHER_RANKS, TRANSFER)
 """Times of the host in collectives that it runs itself, while it computes nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,11 @@ MAX_FRAME_RATIO = 2.0
 
 NEARLY = 0.95
 """Share of the largest cover of a gap from which a call further inside is preferred."""
+
+
+MOST_LONGER = 10
+"""Most times as long as without recording that a phase of recorded iterations may take to tell where its time goes:
+recording takes several times as long as short operators, and more is of the machine, or of what runs once."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,9 @@ def _on_host(
             entries.append(replace(entry, place=name, place_ms=model.ms))
             continue
         whole_ms = phases.ms(entry.name, len(recorded))
+        if entry.name in names.PHASES and whole_ms > MOST_LONGER * (entry.ms or 0.0):
+            entries.append(entry)
+            continue
         candidates = [_operators(outermost, phases, entry.name, len(recorded))]
         if entry.name in (names.FORWARD, names.BACKWARD):
             python = _python(trace, account, recorded, phases, entry.name)
@@ -114,8 +123,10 @@ def _on_host(
         if entry.name == names.OUTSIDE:
             candidates.insert(1, _line_in_step(trace, account, whole_ms))
         if entry.name == names.BETWEEN:
-            line = _line(trace, account.rank, whole_ms)
-            candidates = [*candidates[:1], _largest_part(entry, whole_ms), line]
+            line = _line(trace, account.rank, min(whole_ms or math.inf, entry.ms or 0.0))
+            longer = max(1.0, whole_ms / entry.ms) if entry.ms else 1.0
+            as_recorded = replace(line, ms=line.ms * longer) if line is not None else None
+            candidates = [*candidates[:1], _largest_part(entry, whole_ms), as_recorded]
             if (
                 entry.part(names.NOT_RECORDED) > (entry.ms or 0.0) / 2
             ):  # then recordings do not tell where most of it is
@@ -328,7 +339,7 @@ def _frames_of(trace: Trace, rank: int, recorded: Sequence[IterationWindow]) -> 
     ]
 
 
-_NO_PARTS = (names.OUTSIDE_OPERATORS, names.OTHER_OPERATORS, names.NOT_RECORDED)
+_NO_PARTS = (names.OUTSIDE_OPERATORS, names.OTHER_OPERATORS, names.NOT_RECORDED, names.ASLEEP)
 """Parts of the time between steps that are no place: where the program is, its lines tell."""
 
 
@@ -343,7 +354,11 @@ def _largest_part(entry: Entry, whole_ms: float) -> _Place | None:
 
 def _with_line(part: Entry, line: _Place | None) -> Entry:
     """Return a part of the time between steps that is outside operators with the line that takes most of it."""
-    if line is None or part.name != names.OUTSIDE_OPERATORS or not _is_large(line, part, part.ms or 0.0):
+    if (
+        line is None
+        or part.name not in (names.OUTSIDE_OPERATORS, names.ASLEEP)
+        or not _is_large(line, part, part.ms or 0.0)
+    ):
         return part
     return replace(part, place=line.name, place_ms=min(line.ms, part.ms or 0.0))
 

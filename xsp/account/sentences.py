@@ -225,13 +225,18 @@ def _untrained(account: Account, main: Iterations) -> Iterator[Remark]:
     kinds = [each for each in account.iterations if each.rank == main.rank]
     others = sorted((each for each in kinds if each.trains is False), key=lambda each: -each.share)
     share = sum(each.share for each in others)
-    if share < MIN_UNTRAINED_SHARE or not any(each.trains for each in kinds):
+    if share < MIN_UNTRAINED_SHARE or not any(each.trains for each in kinds) or others[0].count < 2:
         return
     first = others[0]
+    trained = ""
+    if main.trains is False:  # then nothing else on the screen is about training
+        most = max((each for each in kinds if each.trains), key=lambda each: each.share)
+        trained_ms = f", {ms_text(most.time.ms)} each" if most.time.ms else ""
+        trained = f", training takes {percent_text(100 * most.share)} ({most.count:,} steps{trained_ms})"
     each_ms = f", {ms_text(first.time.ms)} each" if first.time.ms else ""
     more = f", and {len(others) - 1} other kinds" if len(others) > 2 else ", and another kind" * (len(others) == 2)
     yield Remark(
-        f"Steps that train nothing take {percent_text(100 * share)} of the loop: {first.count:,} of "
+        f"Steps that train nothing take {percent_text(100 * share)} of the loop{trained}: {first.count:,} of "
         f"{first.name or 'one kind'}{each_ms}{more}; if they evaluate the model, do so less often or on fewer samples.",
         share,
     )
@@ -377,9 +382,22 @@ _THE = {
 def _place(entry: Entry) -> str:
     """Return the place that takes most of an entry, in words."""
     if entry.place is None or not entry.place_ms:
-        return ""
+        return _sleep(entry)
     calls = f", {entry.calls:.0f} calls" if entry.calls and entry.calls >= 1.5 else ""
-    return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}"
+    return f", {ms_text(entry.place_ms)} of it in {entry.place}{calls}{_sleep(entry)}"
+
+
+def sleeps(entry: Entry) -> bool:
+    """Return whether the thread sleeps in most of the time between steps."""
+    return entry.name == names.BETWEEN and 2 * entry.part(names.ASLEEP) >= (entry.ms or 0.0) > 0
+
+
+def _sleep(entry: Entry) -> str:
+    """Return the clause that the thread sleeps in most of the time between steps."""
+    if not sleeps(entry):
+        return ""
+    ms = ms_text(entry.part(names.ASLEEP))
+    return f"; the thread sleeps in {ms}: it waits for work, the network, files or other threads"
 
 
 def _with_device(account: Account, main: Iterations, device: Side, attention_ms: float) -> str:

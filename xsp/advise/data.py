@@ -12,11 +12,13 @@ from xsp.account import Entry, Iterations, places
 from xsp.account import entries as names
 from xsp.account.between import Lines, main_lines, of_slow_gaps
 from xsp.account.entries import (
+    ASLEEP,
     BARE,
     BETWEEN,
     DATA,
     FROM_DEVICE,
     NOT_RECORDED,
+    OF_COLLECTIVES,
     OTHER_OPERATORS,
     OUTSIDE,
     OUTSIDE_OPERATORS,
@@ -26,7 +28,7 @@ from xsp.account.entries import (
     TO_DEVICE,
     SlowIterations,
 )
-from xsp.account.sentences import ordinal
+from xsp.account.sentences import ordinal, sleeps
 from xsp.advise import calls
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.handwritten import loss_ops
@@ -70,6 +72,8 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         return
     entry, main = part
     share = main.percent(entry.ms) or 0.0
+    ((batches,),) = trace.con.execute(f"SELECT count(*) FROM merged WHERE kind = '{Kind.DATA}'").fetchall()
+    is_short = (entry.ms or 0.0) < HANDING_OVER_MS * max(1, batches)
     ((has_workers, start_anew),) = trace.con.execute(
         f"SELECT bool_or({HAS_WORKERS}), bool_or({HAS_WORKERS} AND attributes ->> '$.{PERSISTENT}' = 'false') "
         "FROM spans"
@@ -89,11 +93,21 @@ def data(context: AdviceContext) -> Iterator[Advice]:
         True,
         share,
         (f"{main.count - main.recorded} iterations that ran without recording", f"{share:.0f} % of an iteration"),
-        _loading(main, bool(slow), bool(has_workers), bool(start_anew)),
+        _MAKING if is_short and not has_workers else _loading(main, bool(slow), bool(has_workers), bool(start_anew)),
         None,
-        None if has_workers else "num_workers=2",
+        None if has_workers or is_short else "num_workers=2",
         entry=DATA,
     )
+
+
+HANDING_OVER_MS = 0.5
+"""Milliseconds below which a batch is not sooner there if a worker process of a data loader makes it: to hand a batch
+of 50 small samples over took 0.8 to 1.1 ms on two busy cores, whoever made it."""
+
+_MAKING = (
+    "make a whole batch at once, not sample by sample: DataLoader(data, sampler=BatchSampler(RandomSampler(data), N, "
+    "False), batch_size=None) indexes a TensorDataset by lists; worker processes would take longer to hand a batch over"
+)
 
 
 def _loading(main: Iterations, is_mostly_slow: bool, has_workers: bool, start_anew: bool) -> str:
@@ -154,8 +168,16 @@ def between(context: AdviceContext) -> Iterator[Advice]:
         "do it less often, or in another thread: checkpoints, statistics, copies of the state, printing, what a "
         "framework does at the end of each batch; a DataLoader with workers prepares batches in the background"
     )
-    is_unknown = main.threads > 1 and largest is None
-    if is_unknown:
+    may_serve = not main.trains and sleeps(entry) and not _is_sparable(lines)  # training waits for no requests
+    is_unknown = largest is None and (main.threads > 1 or may_serve)
+    if is_unknown and main.threads <= 1:
+        text += f"; the thread sleeps in {ms_text(entry.part(ASLEEP))} of them"
+        do = (
+            f"see what it waits for{f' at {lines.place}' if lines is not None else ''}: if for work, such as requests, "
+            "nothing is lost, and more of it at once makes larger batches; else ask for it earlier, in another thread, "
+            "or for several at once"
+        )
+    elif is_unknown:
         do = (
             "see what the threads do then: if they wait for work, nothing is lost; work outside the model, such as "
             "preparing inputs and reading results, can run for several inputs at once"
@@ -170,6 +192,8 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             "outside of the loop); an average of weights is torch.optim.swa_utils.AveragedModel(model, "
             "multi_avg_fn=get_ema_multi_avg_fn(decay)); or do it less often"
         )
+    elif lines is not None and sleeps(entry) and not _is_sparable(lines):
+        do = f"let another thread wait at {lines.place} while this one computes, or do it less often"
     elif lines is not None:
         in_python = entry.part(OUTSIDE_OPERATORS) >= MIN_LINE_SHARE * ms
         do = _remedy(lines, context.required_trace.has(Level.KERNEL), in_python)
@@ -266,7 +290,7 @@ def _for_the_batch(part: Entry) -> str:
 def _largest_part(entry: Entry) -> Entry | None:
     """Return the part of the time between steps that takes most of it, if recordings show it."""
     part = max(entry.children, key=lambda each: each.ms or 0.0, default=None)
-    if part is None or part.name in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING):
+    if part is None or part.name in (OUTSIDE_OPERATORS, OTHER_OPERATORS, NOT_RECORDED, RUNNING, ASLEEP):
         return None
     return part if (part.ms or 0.0) >= MIN_LINE_SHARE * (entry.ms or 0.0) else None
 
@@ -325,6 +349,10 @@ _REMEDIES_OF_CALLS = (
         r"|tensor|load\w*|open|imread|decode\w*|pad\w*|next|read\w*",
         "prepare the next batch in the background (a DataLoader with workers) while this one is computed",
     ),
+    (
+        r"(arg)?sort(ed)?",
+        "the largest few need no sort of all: np.argpartition or torch.topk of arrays, heapq.nlargest of a list",
+    ),
 )
 """What to do about a line by the functions that it calls, by patterns of their names; the first that fits counts."""
 
@@ -349,7 +377,8 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
     if lines is None or lines.place not in (entry.place or "") or share < OUTSIDE_PERCENT or ms < calls.LEAST_MS:
         return
     known = [place for place in _places_of_calls(lines.calls) if place is not None and place <= MOST_SPARABLE]
-    in_python = (entry.ms or 0.0) - _operators_outside_ms(context) >= ms
+    in_collectives_ms = sum(map(entry.part, OF_COLLECTIVES))
+    in_python = (entry.ms or 0.0) - _operators_outside_ms(context) - in_collectives_ms >= ms
     if not (known or in_python) or _is_loss(context):
         return
     yield Advice(
@@ -363,7 +392,7 @@ def outside(context: AdviceContext) -> Iterator[Advice]:
         (f"{100 * lines.ns / lines.all_ns:.0f} % of the lines that were traced there",),
         f"{_REMEDIES_OF_CALLS[min(known)][1]}; of many tensors, torch._foreach_norm and torch.stack first"
         if known
-        else _remedy(lines, context.required_trace.has(Level.KERNEL), in_python),
+        else _remedy(lines, context.required_trace.has(Level.KERNEL), in_python, in_step=True),
         entry=OUTSIDE,
     )
 
@@ -409,8 +438,15 @@ def _places_of_calls(called: str) -> list[int | None]:
     ]
 
 
-def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
-    """Return what can be done about lines of the program, which may use a device, or compute outside operators."""
+def _is_sparable(lines: Lines | None) -> bool:
+    """Return whether lines call something that a program can do less often, such as saving."""
+    known = _places_of_calls(lines.calls) if lines is not None else []
+    return any(place is not None and place <= MOST_SPARABLE for place in known)
+
+
+def _remedy(lines: Lines, on_device: bool, in_python: bool, in_step: bool = False) -> str:
+    """Return what can be done about lines of the program, which may use a device, or compute outside operators; what
+    the step needs cannot wait for another thread."""
     if lines.is_loop and in_python:
         return (
             f"compute with operators on whole tensors or arrays instead of the loop at {lines.place}, do it less often "
@@ -421,6 +457,8 @@ def _remedy(lines: Lines, on_device: bool, in_python: bool) -> str:
         found = [place for place in known if place is not None]
         if found and len(found) == len(known):  # a line that also calls something else may take its time there
             return f"{_REMEDIES_OF_CALLS[min(found)][1]}: {lines.place}"
+    if in_step:
+        return f"make {lines.place} take less time, or do it less often"
     copies = "if it copies the batch to the device, pin_memory=True and non_blocking=True (pageable copies wait); "
     return (
         f"make {lines.place} take less time, or do it less often or in another thread; {copies * on_device}"

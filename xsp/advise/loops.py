@@ -385,7 +385,7 @@ def elements(context: AdviceContext) -> Iterator[Advice]:
     all_calls = calls.with_gradients(context, [*ops, *others])
     ms = min(step_ms, max(ms, (sum(call.ns for call in all_calls) + calls.between_ns(all_calls)) / 1e6))
     gain = ms * (1 - 1 / passes)
-    median_us = statistics.median(op.ns for op in ops) / 1e3
+    median_us = statistics.median(op.ns for op in ops if op.computes) / 1e3  # views take less
     yield Advice(
         "elements",
         f"loops of Python call {len(ops):,} operators on small tensors, {median_us:.2g} µs each",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from xsp import account, stats
 from xsp.account import places
-from xsp.account.entries import BACKWARD, FORWARD, OUTSIDE
+from xsp.account.entries import BACKWARD, FORWARD, OF_COLLECTIVES, OUTSIDE
 from xsp.advise import calls, faults
 from xsp.advise.advice import Advice, AdviceContext, Place
 from xsp.advise.calls import HostCall
@@ -35,11 +35,12 @@ _PHASES = (str(Kind.FORWARD), str(Kind.BACKWARD), str(Kind.OPTIMIZER), str(Kind.
 def stall(context: AdviceContext) -> Iterator[Advice]:
     """Time inside a module, or inside the step, that no operator, module or phase inside it covers.
 
-    `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so is the
-    time to return memory, see the question `page-faults`. The Python code of a loop that reads single values is left to
-    the question `synchronisations`. Modules of one class are one piece, and so are the passes of a function of autograd
-    that is written in Python. Time that is missing from any recorded step is not a stall, and one recorded step of many
-    tells nothing: the machine may have done something else.
+    `USUAL_MS` of each gap between calls is subtracted, since Python and the recording itself need it, and so are the
+    time to return memory, see the question `page-faults`, and collectives, which ranks wait for or transfer in. The
+    Python code of a loop that reads single values is left to the question `synchronisations`. Modules of one class
+    are one piece, and so are the passes of a function of autograd that is written in Python. Time that is missing
+    from any recorded step is not a stall, and one recorded step of many tells nothing: the machine may have done
+    something else.
     """
     step_ms = calls.step_ms(context)
     job = account.of(context.required_trace).job
@@ -56,7 +57,7 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
     total_gap = sum(_gap_ms(call) for group in by_type.values() for call in group)
     for name, group in by_type.items():
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
-        usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms
+        usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms + _collectives_ms(context, group)
         gap_interval, repeats = _gap_over_steps(context, group)
         entry = FORWARD if group[0].kind in (Kind.FORWARD, Kind.MODULE) else None
         gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
@@ -123,10 +124,7 @@ def _remedy(context: AdviceContext, group: Sequence[HostCall], gap_ms: float) ->
             f"see what the {main.threads} threads do outside torch: while one computes in Python, the others wait for "
             "Python's lock (GIL); several processes, or less work in Python (tokenizers, NumPy on whole arrays), do not"
         )
-    phases = [
-        OUTSIDE if call.kind == Kind.STEP else BACKWARD if _is_in_backward(call) else FORWARD for call in group
-    ]  # fmt: skip
-    places_found = [_line_of(context, phase, gap_ms) for phase in dict.fromkeys(phases)]
+    places_found = [_line_of(context, phase, gap_ms) for phase in _phases_of(group)]
     found = [place for place in places_found if place is not None]
     if not found:
         return (
@@ -134,6 +132,19 @@ def _remedy(context: AdviceContext, group: Sequence[HostCall], gap_ms: float) ->
             "timeline"
         )
     return f"see {'; '.join(found)}: operators on whole tensors in place of NumPy and loops of Python; files, locks?"
+
+
+def _phases_of(group: Sequence[HostCall]) -> list[str]:
+    """Return the phases of calls, each once."""
+    phases = [OUTSIDE if call.kind == Kind.STEP else BACKWARD if _is_in_backward(call) else FORWARD for call in group]
+    return list(dict.fromkeys(phases))
+
+
+def _collectives_ms(context: AdviceContext, group: Sequence[HostCall]) -> float:
+    """Return the milliseconds of the phases of calls in which the host transfers, or waits for other ranks."""
+    job = account.of(context.required_trace).job
+    entries = [job.host[phase] for phase in _phases_of(group)] if job is not None else []
+    return sum(entry.part(name) for entry in entries if entry is not None for name in OF_COLLECTIVES)
 
 
 def _line_of(context: AdviceContext, phase: str, gap_ms: float) -> str | None:

@@ -28,6 +28,7 @@ from typing import Any
 from xsp import clock
 from xsp.collector import Signal
 from xsp.record import phases
+from xsp.record.awake import Awake, awake
 from xsp.record.slowgaps import SlowGaps
 from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
@@ -95,6 +96,9 @@ class _Times:
 
     def __init__(self) -> None:
         self.count = self.unknown_ns = self.inner_events = 0
+        self.asleep_ns: int | None = None
+        """Time in which the thread slept; None if the system does not tell."""
+
         self.lines: dict[_Line, list[int]] = {}
         """For each line its nanoseconds, and the number of gaps or steps in which it ran."""
 
@@ -119,6 +123,8 @@ class _Times:
     def add(self, other: _Times) -> None:
         """Add the times of another gap or step."""
         self.count += 1
+        if other.asleep_ns is not None:
+            self.asleep_ns = (self.asleep_ns or 0) + other.asleep_ns
         self.unknown_ns += other.unknown_ns
         for line, (ns, _) in other.lines.items():
             total = self.lines.setdefault(line, [0, 0])
@@ -149,6 +155,7 @@ class _Times:
             ],
             "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
             "unknown_ns": self.unknown_ns,
+            **({} if self.asleep_ns is None else {"asleep_ns": self.asleep_ns}),
         }
 
     def _within(self, line: _Line) -> dict[str, Any]:
@@ -210,11 +217,14 @@ class Between:
         self._phases: list[tuple[str, int]] = []
         """Phases that run, outermost first, each with the number of functions that were traced when it began."""
 
-        self._is_in_step = self._is_followed = self.is_sought = False
+        self._is_in_step = self._is_followed = self.is_sought = self._is_held = False
         self._frames: list[FrameType] = []
-        self._thread: int | None = None
+        self.thread: int | None = None
+        """The thread whose lines are traced now; None if none is."""
+
         self._line: _Line | None = None
-        self._since_ns = self._excluded_ns = self._calls = 0
+        self._since_ns = self._excluded_ns = self._waited_ns = self._calls = 0
+        self._awake: Awake | None = None
         self._inner: _Line | None = None
         self._inner_frames: list[FrameType] = []
         self._inner_counts: dict[FrameType, int] = {}
@@ -230,19 +240,22 @@ class Between:
             is_sought: whether the gap is one after an unrecorded step that may be slow.
         """
         self.is_sought = False
-        if self._thread is None and (is_sought or self._gaps < MOST_GAPS):
+        if self.thread is None and (is_sought or self._gaps < MOST_GAPS):
             self._begin(BETWEEN)
-            self.is_sought = is_sought and self._thread is not None
+            self.is_sought = is_sought and self.thread is not None
 
     def end(self) -> None:
         """Stop tracing, and add up the times of this gap; sought ones are no sample of all, so only slow ones count."""
         self.end_step()  # of a program that ends in it
-        self._is_followed = self._thread == threading.get_ident() and not self.is_sought
-        if self._thread is None:
+        self._is_followed = self.thread == threading.get_ident() and not self.is_sought
+        if self.thread is None:
             self.is_sought = False
             return
+        now = awake() if self.thread == threading.get_ident() else None
         self._end()
         gap = self._parts.get(BETWEEN, _Times())
+        if now is not None and self._awake is not None:
+            gap.asleep_ns = min(gap.ns, max(0, now.asleep_ns(self._awake) - self._waited_ns))
         if 0 < self.slow.least_ns <= gap.ns:
             self.slow.traced += 1
             self._totals.setdefault((0, SLOW), _Times()).add(gap)
@@ -254,14 +267,14 @@ class Between:
 
     def begin_step(self) -> None:
         """Trace the step that begins, if the gap before it was traced."""
-        if self._is_followed and self._thread is None and self._steps < MOST_STEPS:
+        if self._is_followed and self.thread is None and self._steps < MOST_STEPS:
             self._begin(OUTSIDE)
-            self._is_in_step = self._thread is not None
+            self._is_in_step = self.thread is not None
 
     def end_step(self) -> None:
         """Stop tracing a step that ends; `count_step` adds its times up."""
         if self._is_in_step:
-            is_own = self._thread == threading.get_ident()
+            is_own = self.thread == threading.get_ident()
             self._end()
             if not is_own:
                 self._parts = {}
@@ -269,7 +282,7 @@ class Between:
     def drop_step(self) -> None:
         """Stop tracing a step that counts for no kind, and forget its times."""
         self.end_step()
-        if self._thread is None:  # else a gap is traced
+        if self.thread is None:  # else a gap is traced
             self._parts = {}
 
     def count_step(self, kind: int) -> None:
@@ -284,7 +297,7 @@ class Between:
 
     def on_signal(self, signal: Signal) -> None:
         """Count the time that follows for the phase that begins, or for the one around the phase that ends."""
-        if not self._is_in_step or self._thread != threading.get_ident():
+        if not self._is_in_step or self.thread != threading.get_ident():
             return
         begins, ends = phases.BEGINS.get(signal), phases.ENDS.get(signal)
         if begins is None and not any(phase == ends for phase, _ in self._phases):
@@ -304,16 +317,39 @@ class Between:
         self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 
+    def hold(self) -> bool:
+        """Count no time for lines until `go_on`, while xsp works; return whether this thread is traced."""
+        if self.thread is None or self.thread != threading.get_ident():
+            return False
+        now_ns = clock.monotonic_ns()
+        self._add_time(now_ns)
+        self._add_inner_time(now_ns)
+        self._is_held = True
+        return True
+
+    def go_on(self, was_traced: bool) -> None:
+        """Count time again, if this thread is traced.
+
+        Args:
+            was_traced: what `hold` returned.
+        """
+        if was_traced:
+            self._is_held = False
+        if self.thread is not None and self.thread == threading.get_ident():
+            self._since_ns = self._inner_since_ns = clock.monotonic_ns()
+
     def forget(self) -> None:
         """Stop tracing in a forked child, which inherits the trace function in the middle of a gap."""
-        if self._thread is not None:
+        self._is_held = False
+        if self.thread is not None:
             self._stop_tracing()
         self._parts = {}
 
     def exclude(self, ns: int) -> None:
         """Subtract the current line's wait for data, which is counted separately."""
-        if self._thread == threading.get_ident():
+        if self.thread == threading.get_ident():
             self._excluded_ns += ns
+            self._waited_ns += ns
             self._inner_since_ns += ns
 
     def _begin(self, phase: str) -> None:
@@ -329,9 +365,10 @@ class Between:
             self._frames.clear()
             return
         innermost = self._frames[0]
-        self._line, self._thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
+        self._line, self.thread = (innermost.f_code, innermost.f_lineno), threading.get_ident()
         self._times = _Times()
-        self._parts, self._calls, self._excluded_ns = {phase: self._times}, 0, 0
+        self._parts, self._calls, self._excluded_ns, self._waited_ns = {phase: self._times}, 0, 0, 0
+        self._awake = awake() if phase == BETWEEN else None
         for frame in self._frames:
             frame.f_trace = self._on_event
         self._since_ns = clock.monotonic_ns()
@@ -349,13 +386,13 @@ class Between:
             self._totals.setdefault((kind, phase), _Times()).add(times)
 
     def _stop_tracing(self) -> None:
-        if self._thread == threading.get_ident() and sys.gettrace() == self._on_call:
+        if self.thread == threading.get_ident() and sys.gettrace() == self._on_call:
             sys.settrace(None)
         for frame in self._frames:
             if frame.f_trace == self._on_event:
                 frame.f_trace = None
         self._leave_functions(0)
-        self._thread = self._line = None
+        self.thread = self._line = None
         self._is_in_step = False
         self._phases.clear()
         self._frames.clear()
@@ -381,13 +418,14 @@ class Between:
 
     def _add_time(self, now_ns: int) -> None:
         """Add the time since the last event to the line that ran."""
-        self._times.add_line(self._line, max(0, now_ns - self._since_ns - self._excluded_ns))
+        if not self._is_held:
+            self._times.add_line(self._line, max(0, now_ns - self._since_ns - self._excluded_ns))
         self._since_ns, self._excluded_ns = now_ns, 0
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Count a call, trace into functions of the program; stop tracing after `MOST_CALLS` calls. Hot."""
         self._calls += 1
-        if self._thread != threading.get_ident():  # the gap ended on another thread
+        if self.thread != threading.get_ident():  # the gap ended on another thread
             sys.settrace(None)
         elif self._calls > MOST_CALLS:  # the rest of the gap counts for unknown lines
             sys.settrace(None)
@@ -408,13 +446,13 @@ class Between:
 
     def _add_inner_time(self, now_ns: int) -> None:
         """Add the time since the last event inside functions to the line that ran there."""
-        if self._inner is not None and self._line is not None:
+        if self._inner is not None and self._line is not None and not self._is_held:
             times = self._times.inner.setdefault(self._line, {})
             times[self._inner] = times.get(self._inner, 0) + max(0, now_ns - self._inner_since_ns)
 
     def _on_inner(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Handle a trace event inside a function that a traced line calls. Hot."""
-        if self._thread != threading.get_ident() or self._line is None:
+        if self.thread != threading.get_ident() or self._line is None:
             frame.f_trace = None
             return None
         if event == "exception":
@@ -439,7 +477,7 @@ class Between:
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Handle a trace event: a traced frame reaches another line, or returns. Hot."""
-        if self._thread != threading.get_ident():
+        if self.thread != threading.get_ident():
             sys.settrace(None)
             frame.f_trace = None
             return None

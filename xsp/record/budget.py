@@ -56,11 +56,15 @@ too, may be all that a short program has."""
 
 FREE_NS = 300_000_000
 """Largest expected cost of a step that is free although the allowance is used up: of the first describing one of a
-program, since most questions of `xsp advise` need its shapes, and of the only one of a kind with `OFTEN` steps, or of
-a rung down to operators."""
+program, since most questions of `xsp advise` need its shapes, of the first timed one of a kind with `OFTEN` steps and
+the describing one before it, and of the first one of a rung down to operators."""
 
 OFTEN = 20
-"""Steps of a kind after which it has a recorded step in any case: else a trace knows nothing of it but its time."""
+"""Steps of a kind after which it has a timed recorded step in any case: else a trace knows little of it but its time,
+and it may be the kind that takes most of a program that runs several models one after the other."""
+
+MAIN_SHARE = 0.25
+"""Share of the time of all steps so far from which a kind may be the one that a program of many kinds is judged by."""
 
 IDLE_NS, IDLE_SHARE = 40_000, 0.07
 """Expected cost of idle collectors in an unrecorded step in nanoseconds, and as a share of it, whichever is less. It is
@@ -236,7 +240,13 @@ class Budgeted(Schedule):
         trial = self._trial()
         if trial is not None and not (self._is_first_description(plan) and not self._is_paid(trial)):
             return trial
-        return super()._choose(plan)
+        turn = super()._choose(plan)
+        if turn.timed and self._unearned_steps and not plan.timed_steps:
+            # it may stay the only one of its kind: it should show operators
+            rung = max((rung for rung in plan.block if rung <= Level.OP), default=turn.rung)
+            plan.block.append(plan.block.pop(plan.block.index(rung)))
+            turn = Turn(rung, timed=True, describe=False)
+        return turn
 
     def _is_first_description(self, plan: Plan) -> bool:
         """Return whether a kind's next step should describe, and is free, because no step of the program does yet."""
@@ -275,8 +285,11 @@ class Budgeted(Schedule):
             self._spent_before_ns = None
         has_few_kinds = len(self._plans) <= KINDS_UNEARNED + 1
         is_payable = self._is_unearned(plan) and self._is_paid(turn, plan)
-        if (has_few_kinds or self._is_short_of(turn)) and (
-            is_payable or (turn.describe and self._is_first_description(plan)) or self._is_unknown(turn, plan)
+        is_unknown = self._is_unknown(turn, plan)
+        is_of_many = not has_few_kinds and not self._is_short_of(turn)
+        is_main = plan.steps_ns >= MAIN_SHARE * sum(each.steps_ns for each in self._plans.values())
+        if (is_unknown and (is_main or not is_of_many)) or (
+            not is_of_many and (is_payable or (turn.describe and self._is_first_description(plan)))
         ):
             self._spent_before_ns = account.spent_ns
             return False
@@ -320,8 +333,8 @@ class Budgeted(Schedule):
         )
 
     def _is_unknown(self, turn: Turn, plan: Plan) -> bool:
-        """Return whether no step of a kind that occurs often is recorded, or none of a rung: the first one is free."""
-        is_first_of_kind = plan.recorded_steps == 0 and plan.planned_turns < MOST_MISSES
+        """Return whether no timed step of a kind that occurs often is recorded, or none of a rung: that one is free."""
+        is_first_of_kind = plan.timed_steps == 0 and plan.planned_turns < MOST_MISSES + plan.described_turns
         return (
             self._unearned_steps > 0
             and (is_first_of_kind or (turn.rung <= Level.OP and not self.repeats[turn.rung]))

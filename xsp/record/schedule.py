@@ -78,11 +78,17 @@ class Plan:
         self.recorded_steps = 0
         """Steps that were recorded and kept."""
 
+        self.timed_steps = 0
+        """Those of them whose time counts."""
+
         self.planned_turns = 0
         """Turns that were planned for this kind, also if the step was of another kind in the end."""
 
         self.step_count = self.last_step = 0
         """Steps of this kind, and the number of the last one among all steps."""
+
+        self.steps_ns = 0
+        """Time of these steps in nanoseconds."""
 
         self.next_turn: Turn | None = None
         """The turn of its next recorded step, once chosen."""
@@ -97,6 +103,7 @@ class Plan:
         elif turn.rung in self.block:
             self.block.remove(turn.rung)
         self.recorded_steps += 1
+        self.timed_steps += turn.timed
 
     def return_turn(self, turn: Turn) -> None:
         """Take back a turn of this kind that was used by a step of another kind."""
@@ -105,6 +112,7 @@ class Plan:
         else:
             self.block.append(turn.rung)
         self.recorded_steps -= 1
+        self.timed_steps -= turn.timed
 
 
 class Schedule:
@@ -248,6 +256,7 @@ class Schedule:
         self._ended_steps += 1
         actual = self._plan(kind)
         actual.step_count, actual.last_step = actual.step_count + 1, self._ended_steps
+        actual.steps_ns += dur_ns
         if turn.is_bare:
             self._steps_since_storing += 1
             self._ns_since_storing += dur_ns
@@ -260,6 +269,7 @@ class Schedule:
         plan = self._plan(kind)
         self._ended_steps += steps
         plan.step_count, plan.last_step = plan.step_count + steps, self._ended_steps
+        plan.steps_ns += dur_ns
         self._bare_steps += steps
         self._steady_steps += steps
         self._steps_since_storing += steps

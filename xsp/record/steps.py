@@ -108,7 +108,12 @@ class Steps:
             elif signal is unusual:
                 self.quiet.break_off()
             else:
-                is_apart = inner(signal, subject) if inner is not None else None
+                was_traced = self.between.thread is not None and self.between.hold()
+                try:
+                    is_apart = inner(signal, subject) if inner is not None else None
+                finally:
+                    if self.between.thread is not None:
+                        self.between.go_on(was_traced)
                 if not is_apart:
                     self.between.on_signal(signal)
                 return is_apart

@@ -152,6 +152,10 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     table.insert(con, "merged", reversed(rows), (*COLUMNS, *MERGED_COLUMNS))
 
 
+TIMED_FACTOR = 2
+"""How many times as much time as one with timed recordings a kind must take to be chosen, if it has none."""
+
+
 def find_alike(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None) -> None:
     """Make the table `alike` of the steps that do the same at the model level, and the view `alike_spans` of
     their spans.
@@ -167,7 +171,7 @@ def find_alike(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None
         con: holds `spans`, and `loop` if there is one.
         run: content of `run.json`.
         kind: kind of step; default: the recorded kind whose steps took most of the program's time, and do not only
-            begin it.
+            begin it; see `TIMED_FACTOR`.
     """
     if not table.has_table(con, "loop"):
         table.create(con, "loop", LOOP_COLUMNS)
@@ -198,7 +202,9 @@ def find_alike(con: duckdb.DuckDBPyConnection, run: Run, kind: int | None = None
             LEFT JOIN (SELECT kind AS step_kind, sum(steps * dur_ns) AS ns FROM loop
                        WHERE rank = (SELECT min(rank) FROM steps) GROUP BY kind) USING (step_kind)
             GROUP BY step_kind
-            ORDER BY {beginning_last} bool_or(timed AND status = 'ok') DESC, max(ns) DESC NULLS LAST,
+            ORDER BY {beginning_last}
+                     max(ns) * if(bool_or(timed AND status = 'ok'), {TIMED_FACTOR}, 1) DESC NULLS LAST,
+                     bool_or(timed AND status = 'ok') DESC,
                      CASE WHEN NOT EXISTS (FROM loop) THEN sum(dur_ns) END DESC NULLS LAST, step_kind LIMIT 1
         ), kind_steps AS (
             SELECT * FROM rank_steps
