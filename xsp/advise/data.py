@@ -212,6 +212,9 @@ def between(context: AdviceContext) -> Iterator[Advice]:
             + do
         )
     gain = _gain(entry) if slow is None or not slow.cost.place else _gain(entry).limit(slow.cost.ms or 0.0)
+    is_place = lines is not None and do.endswith(lines.place) and (entry.place or "").startswith(lines.place)
+    if is_place and entry.place_ms:
+        gain = gain.limit(entry.place_ms)  # what is advised is about that line only
     yield Advice(
         "between",
         text,
