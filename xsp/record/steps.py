@@ -112,7 +112,7 @@ class Steps:
                 try:
                     is_apart = inner(signal, subject) if inner is not None else None
                 finally:
-                    if self.between.thread is not None:
+                    if was_traced or self.between.thread is not None:
                         self.between.go_on(was_traced)
                 if not is_apart:
                     self.between.on_signal(signal)
