@@ -62,6 +62,41 @@ def test_products_with_something_between_are_no_chain() -> None:
     assert len(advice_of(inside(lines[0], lines[2]), "product-order")) == 1
 
 
+UPDATE = "op aten::matmul 1000-2500 dtype=float input_shapes=[[512,8],[8,256]]"
+SCALED = "op aten::mul 2500-2600 dtype=float input_shapes=[[512,256],[]]"
+
+
+@pytest.mark.parametrize(
+    "second",
+    ["matmul 2600-3900 input_shapes=[[4,16,256],[256,512]]", "linear 2600-3900 input_shapes=[[64,256],[512,256]]"],
+)
+@pytest.mark.parametrize("between", [(), (SCALED,)])
+def test_a_product_of_low_rank_that_is_the_right_factor_is_reported(second: str, between: tuple[str, ...]) -> None:
+    (piece,) = advice_of(inside(UPDATE, *between, f"op aten::{second}"), "product-order")
+    both, apart = 512 * 8 * 256 + 64 * 256 * 512, 64 * 256 * 8 + 64 * 8 * 512
+    assert piece.what.startswith(f"64×256 @ (256×8 @ 8×512) takes {both / apart:.3g} times")
+    assert piece.do.startswith("write (x @ A) @ B instead of x @ (A @ B)")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("op aten::linear 2600-3900 input_shapes=[[512,256],[512,256]]",),  # may be the left factor
+        ("op aten::linear 2600-3900 input_shapes=[[64,256],[128,256]]",),  # another weight
+        (
+            "op aten::softmax 2500-2600 input_shapes=[[512,256]]",
+            "op aten::linear 2600-3900 input_shapes=[[64,256],[512,256]]",
+        ),
+        (
+            "op aten::mul 2500-2600 input_shapes=[[512,256],[512,256]]",
+            "op aten::mm 2600-3900 input_shapes=[[64,256],[256,512]]",
+        ),
+    ],
+)
+def test_a_product_with_another_right_factor_is_no_chain(lines: tuple[str, ...]) -> None:
+    assert advice_of(inside(UPDATE, *lines), "product-order") == []
+
+
 def dense_gradient(rows: int, lookup: str = "embedding", inputs: str = "[16,16]", updated: int = 64) -> list[Advice]:
     """Return the advice on a step that looks 256 rows up in a table, and then updates all rows."""
     return advice_of(

@@ -18,7 +18,7 @@ from xsp.ingest import load
 from xsp.report import firstscreen
 
 TRACES = Path(__file__).resolve().parents[1] / "gpu" / "recorded" / "kineto"
-MOST_OF_LOADING, MOST_OF_SCREEN = 104, 83
+MOST_OF_LOADING, MOST_OF_SCREEN = 107, 84
 """Most statements of an import with a few thousand events, and of its first screen."""
 
 UNUSED_OF_SCREEN = (
@@ -64,7 +64,7 @@ class Connection:
 def test_few_queries_are_run_and_none_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[tuple[str, str]] = []
     connect = table.connect
-    monkeypatch.setattr(table, "connect", lambda: Connection(connect(), statements))
+    monkeypatch.setattr(table, "connect", lambda *threads: Connection(connect(*threads), statements))
     monkeypatch.setenv(VARIABLE, "")
     trace = load.load(TRACES / f"{name}.json.gz")
     of_loading = len(statements)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
@@ -32,22 +31,24 @@ _ROW_WRITES = 2
 
 @question("product-order", "Are matrix products computed in the more expensive order?", number="Q4", shapes=True)
 def product_order(context: AdviceContext) -> Iterator[Advice]:
-    """Two consecutive products in a module that need fewer multiplications as A(Bx) than as (AB)x.
+    """Two products in a module that need fewer multiplications as A(Bx) than as (AB)x, or as (xA)B than as x(AB).
 
     Only shapes are known, not which tensors they belong to: the advice holds where the second product takes the result
-    of the first. Layers (`aten::linear`) are left out, since their weights are given, and so are backward passes.
+    of the first. Products inside layers are left out, and so are backward passes; a layer may be the second product,
+    as of a low-rank update of weights.
     """
     step_ms = calls.step_ms(context)
-    pairs_by_sizes: dict[tuple[str | None, _Sizes], list[tuple[HostCall, HostCall]]] = {}
+    found: dict[tuple[str | None, _Sizes, bool], list[tuple[HostCall, HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
         children = [call for call in parent.children if call.computes]
-        for index, (first, second) in enumerate(pairwise(children)):
-            sizes = _sizes(first, second)
-            if sizes is not None and not _is_used(sizes, children[index + 2 :]):
-                pairs_by_sizes.setdefault((first.module, sizes), []).append((first, second))
-    for (_, (m, k, n, p)), pairs in pairs_by_sizes.items():
+        for index, first in enumerate(children):
+            chain = _chain(first, children[index + 1 :])
+            if chain is not None:
+                second, sizes, is_right = chain
+                found.setdefault((first.module, sizes, is_right), []).append((first, second))
+    for (_, (m, k, n, p), is_right), pairs in found.items():
         matmuls = [call for pair in pairs for call in pair]
         # the products of gradients have the sizes of both products, too: they shrink by the same factor
         all_calls = calls.with_gradients(context, matmuls)
@@ -56,22 +57,80 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
         gain = ms * (1 - right_count / left_count)
         if gain < calls.LEAST_MS:
             continue
+        product = (
+            f"{p:,}×{n:,} @ ({n:,}×{k:,} @ {k:,}×{m:,})" if is_right else f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,}"
+        )
         yield Advice(
             "product-order",
-            f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,} takes {left_count / right_count:.3g} times the multiplications "
-            "of the other order",
+            f"{product} takes {left_count / right_count:.3g} times the multiplications of the other order",
             calls.places(matmuls),
             calls.interval(gain, calls.interval_factors(context, all_calls)).limit(min(ms, step_ms)),
             True,
             100 * gain / step_ms,
             (
-                f"{left_count:,} multiplications from the left, {right_count:,} from the right; both products"
+                f"{left_count:,} multiplications in this order, {right_count:,} in the other; both products"
                 f"{calls.gradients_text(matmuls, all_calls)} take {ms:.3g} ms",
-                "inferred from shapes: valid if the left factor of the second product is the result of the first",
+                f"inferred from shapes: valid if the {'right' if is_right else 'left'} factor of the second product is "
+                "the result of the first",
             ),
-            "write A @ (B @ x) instead of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, "
-            "which chooses the order; results differ by rounding",
+            _OTHER_ORDER[is_right],
         )
+
+
+_OTHER_ORDER = (
+    "write A @ (B @ x) instead of A @ B @ x, which Python reads as (A @ B) @ x, or torch.linalg.multi_dot, which "
+    "chooses the order; results differ by rounding",
+    "write (x @ A) @ B instead of x @ (A @ B), as of a low-rank update of weights: linear(linear(x, A), B) of its two "
+    "factors, whose product is not needed; results differ by rounding",
+)
+"""What to write instead where the result of the first product is the left factor of the second, or the right one."""
+
+_Chain = tuple[HostCall, _Sizes, bool]
+"""The product that takes the result of another one, sizes of both, and whether as its right factor."""
+
+
+def _chain(first: HostCall, later: Sequence[HostCall]) -> _Chain | None:
+    """Return the product that may take the result of one, next to it or after factors of its elements; else None."""
+    if not (first.name in PRODUCTS and first.is_op and later):
+        return None
+    sizes = _sizes(first, later[0])
+    if sizes is not None and not _is_used(sizes, later[1:]):
+        return later[0], sizes, False
+    for call in later:
+        sizes = _right_sizes(first, call)
+        if sizes is not None:
+            return call, sizes, True
+        if call.name not in _FACTORS or call.shape(0) != _result(first) or call.shape(1):
+            return None
+    return None
+
+
+_FACTORS = ("aten::mul", "aten::mul_", "aten::div", "aten::div_")
+
+
+def _result(product: HostCall) -> tuple[int, int] | None:
+    """Return the shape of the product of two matrices; None for any other."""
+    a, b = _matrix(product, 0), _matrix(product, 1)
+    return (a[0], b[1]) if a is not None and b is not None and len(a) == len(b) == 2 and a[1] == b[0] else None
+
+
+def _right_sizes(first: HostCall, second: HostCall) -> _Sizes | None:
+    """Return m, k, n, p of p×n @ (n×k @ k×m), also of transposed factors, if the other order is worth it, else None.
+
+    If the second product's left factor has the shape of the first one's result, that may be it.
+    """
+    result, left = _result(first), second.shape(0)
+    is_layer = second.name == "aten::linear"
+    right = _matrix(second, 1)
+    if not (second.name in PRODUCTS or is_layer) or not second.is_op or result is None or not left or right is None:
+        return None
+    if len(right) != 2 or left[-1] not in right or result not in (right, right[::-1]):
+        return None
+    p, n, k = math.prod(left[:-1]), left[-1], (_matrix(first, 1) or (0,))[0]
+    m = right[0] if is_layer else right[1]
+    if (p, n) == result or min(m, k, n, p) < 1:
+        return None
+    return (m, k, n, p) if k * n * p + m * k * p <= MOST_SHARE * (m * k * n + m * n * p) else None
 
 
 def _sizes(first: HostCall, second: HostCall) -> _Sizes | None:
@@ -87,7 +146,7 @@ def _sizes(first: HostCall, second: HostCall) -> _Sizes | None:
     return (m, k, n, p) if k * n * p + m * k * p <= MOST_SHARE * (m * k * n + m * n * p) else None
 
 
-def _is_used(sizes: _Sizes, later_calls: list[HostCall]) -> bool:
+def _is_used(sizes: _Sizes, later_calls: Sequence[HostCall]) -> bool:
     """Return whether two products may share their left factor, and a later call takes the result of the first.
 
     This is possible only if both left factors have the same shape. Later products do not count.

@@ -15,9 +15,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from xsp import table
 from xsp.importers.contract import Losses
-from xsp.schema import Column, Kind, Level
+from xsp.schema import Kind, Level
 from xsp.texts import counted
 
 FEWEST_UPDATES, FEWEST_CALLS = 2, 3
@@ -27,7 +26,14 @@ MIN_FILLED = 0.5
 """Least share of a trace's time on the host in the calls or annotations whose repetition makes iterations."""
 
 _NODE = "autograd::engine::evaluate_function"
+_NODES, _UPDATES, _OTHERS = range(3)
+"""Nodes of a backward pass, optimizers' steps, and other operators."""
+
 _ON_HOST = "device IS NULL AND thread IS NOT NULL"
+_PROCESS = (
+    f"(SELECT process FROM raw_spans WHERE {_ON_HOST} GROUP BY process ORDER BY sum(dur_ns) DESC, process LIMIT 1)"
+)
+"""The process with most time on the host, as SQL."""
 
 Times = NDArray[np.int64]
 
@@ -35,7 +41,7 @@ Times = NDArray[np.int64]
 def insert_steps(con: duckdb.DuckDBPyConnection, losses: Losses) -> bool:
     """Insert a step into `raw_spans` for each iteration that was found, with a note on what they are.
 
-    The steps follow each other without a gap, on the thread of the iterations.
+    The steps follow each other without a gap, on the thread of the iterations, in the process with most time.
 
     Args:
         con: holds `raw_spans`, without steps.
@@ -44,48 +50,46 @@ def insert_steps(con: duckdb.DuckDBPyConnection, losses: Losses) -> bool:
     Returns:
         Whether any was found.
     """
-    busiest = con.execute(
-        f"SELECT process FROM raw_spans WHERE {_ON_HOST} GROUP BY process ORDER BY sum(dur_ns) DESC, 1 LIMIT 1"
-    ).fetchall()
-    if not busiest:
-        return False
-    process = busiest[0][0]
-    found = _training(con, process) or _calls(con, process)
+    found = _training(con) or _calls(con)
     if found is None:
         return False
     thread, bounds, what = found
-    ((number,),) = con.execute("SELECT max(number) + 1 FROM raw_spans").fetchall()
-    rows = [
-        (number + place, int(start_ns), int(end_ns - start_ns))
-        for place, (start_ns, end_ns) in enumerate(pairwise(bounds))
-    ]
-    table.create(con, "found_steps", _COLUMNS)
-    table.insert(con, "found_steps", rows, _COLUMNS)
     con.execute(
         f"""
         INSERT INTO raw_spans BY NAME
-        SELECT number, {int(Level.MODEL)} AS level, '{Kind.STEP}' AS kind, 'iteration' AS name, start_ns, dur_ns,
-               ? AS process, ? AS thread, 'ok' AS status, (SELECT any_value(collector) FROM raw_spans) AS collector
-        FROM found_steps
+        SELECT (SELECT max(number) FROM raw_spans) + row_number() OVER (ORDER BY start_ns) AS number,
+               {int(Level.MODEL)} AS level, '{Kind.STEP}' AS kind, 'iteration' AS name, start_ns, dur_ns,
+               {_PROCESS} AS process, ? AS thread, 'ok' AS status,
+               (SELECT any_value(collector) FROM raw_spans) AS collector
+        FROM (SELECT unnest(?::BIGINT[]) AS start_ns, unnest(?::BIGINT[]) AS dur_ns)
         """,
-        [process, thread],
+        [thread, [*bounds[:-1]], [end_ns - start_ns for start_ns, end_ns in pairwise(bounds)]],
     )
-    con.execute("DROP TABLE found_steps")
-    losses.note(f"it names no steps: its {counted(len(rows), 'step')} end with {what}")
+    losses.note(f"it names no steps: its {counted(len(bounds) - 1, 'step')} end with {what}")
     return True
 
-
-_COLUMNS = (Column("number", "BIGINT", ""), Column("start_ns", "BIGINT", ""), Column("dur_ns", "BIGINT", ""))
 
 _Found = tuple[int, Sequence[int], str]
 """Thread of the iterations, the time at which each begins and the end of the last one, and what ends them."""
 
 
-def _training(con: duckdb.DuckDBPyConnection, process: int | None) -> _Found | None:
+def _training(con: duckdb.DuckDBPyConnection) -> _Found | None:
     """Return the iterations of training: they end with the optimizers' last step, or with a backward pass."""
-    nodes = _spans(con, process, f"starts_with(name, '{_NODE}')")
-    updates = _spans(con, process, f"kind = '{Kind.OPTIMIZER}' AND NOT contains(name, 'zero_grad')")
-    others = _spans(con, process, f"kind = '{Kind.OP}' AND NOT starts_with(name, '{_NODE}')")
+    columns = con.execute(
+        f"""
+        SELECT start_ns, start_ns + dur_ns AS end_ns, thread,
+               CASE WHEN starts_with(name, '{_NODE}') THEN {_NODES} WHEN kind = '{Kind.OP}' THEN {_OTHERS}
+                    WHEN NOT contains(name, 'zero_grad') THEN {_UPDATES} END AS role
+        FROM raw_spans
+        WHERE {_ON_HOST} AND kind IN ('{Kind.OP}', '{Kind.OPTIMIZER}') AND process IS NOT DISTINCT FROM {_PROCESS}
+        ORDER BY start_ns
+        """
+    ).fetchnumpy()
+    role = np.ma.filled(columns.pop("role"), -1)
+    nodes, updates, others = (
+        {name: np.asarray(column, np.int64)[role == each] for name, column in columns.items()}
+        for each in (_NODES, _UPDATES, _OTHERS)
+    )
     outside = ~_inside(others["start_ns"], nodes) & ~_inside(others["start_ns"], updates)
     if not outside.any():  # all of them in the optimizers' steps, as of closures
         outside = np.ones(len(others["start_ns"]), bool)
@@ -121,16 +125,6 @@ def _cycle(operators: Times) -> int:
     return 1
 
 
-def _spans(con: duckdb.DuckDBPyConnection, process: int | None, condition: str) -> dict[str, Any]:
-    """Return the starts, ends and threads of spans on the host, by start."""
-    columns = con.execute(
-        f"SELECT start_ns, start_ns + dur_ns AS end_ns, thread FROM raw_spans WHERE {_ON_HOST} "
-        f"AND process IS NOT DISTINCT FROM ? AND {condition} ORDER BY start_ns",
-        [process],
-    ).fetchnumpy()
-    return {name: np.asarray(column, np.int64) for name, column in columns.items()}
-
-
 def _inside(times: Times, spans: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which times lie in any of the spans, which are ordered by start."""
     if not len(spans["start_ns"]):
@@ -151,32 +145,29 @@ def _passes(nodes: dict[str, Any], between: Times) -> NDArray[np.int64]:
     return np.stack([nodes["start_ns"][first], reached[last]], axis=1)
 
 
-def _calls(con: duckdb.DuckDBPyConnection, process: int | None) -> _Found | None:
+def _calls(con: duckdb.DuckDBPyConnection) -> _Found | None:
     """Return the iterations of calls of models or of annotations, none inside another, that fill most of the trace."""
     rows = con.execute(
         f"""
         WITH host AS (
             SELECT *, start_ns + dur_ns AS end_ns FROM raw_spans
-            WHERE {_ON_HOST} AND process IS NOT DISTINCT FROM ? AND kind IN ('{Kind.USER}', '{Kind.MODULE}')
+            WHERE {_ON_HOST} AND process IS NOT DISTINCT FROM {_PROCESS}
         ), outermost AS (
-            SELECT * FROM host QUALIFY end_ns > coalesce(max(end_ns) OVER (
+            SELECT * FROM host WHERE kind IN ('{Kind.USER}', '{Kind.MODULE}')
+            QUALIFY end_ns > coalesce(max(end_ns) OVER (
                 PARTITION BY thread ORDER BY start_ns, end_ns DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ), 0)
         )
-        SELECT thread, name, list(start_ns ORDER BY start_ns) AS starts, max(end_ns), sum(dur_ns)
+        SELECT thread, name, list(start_ns ORDER BY start_ns), max(end_ns), sum(dur_ns),
+               (SELECT max(end_ns) - min(start_ns) FROM host)
         FROM outermost GROUP BY thread, name ORDER BY sum(dur_ns) DESC, name
-        """,
-        [process],
+        """
     ).fetchall()
     if not rows:
         return None
-    thread, _, starts, *_ = rows[0]
+    thread, _, starts, _, _, whole_ns = rows[0]
     group = [row for row in rows if row[0] == thread and len(row[2]) == len(starts)]
-    ((begin, end),) = con.execute(
-        f"SELECT min(start_ns), max(start_ns + dur_ns) FROM raw_spans WHERE {_ON_HOST}"
-    ).fetchall()
-    filled_ns = sum(row[4] for row in group)
-    if len(starts) < FEWEST_CALLS or filled_ns < MIN_FILLED * (end - begin):
+    if len(starts) < FEWEST_CALLS or sum(row[4] for row in group) < MIN_FILLED * whole_ns:
         return None
     first = min(group, key=lambda row: int(row[2][0]))
     return int(thread), [*first[2], max(row[3] for row in group)], f"the call before the next {first[1]}"

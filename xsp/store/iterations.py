@@ -328,11 +328,7 @@ def create_tables(con: duckdb.DuckDBPyConnection) -> None:
         )
         SELECT *, CASE WHEN steady THEN 0 WHEN steady IS NOT NULL AND last_rung = {BARE} THEN 1 ELSE 2 END AS nearness,
                dur_ns + coalesce(before_ns, 0) AS iteration_ns
-        FROM followed WHERE rung = {BARE} AND status = 'ok'
-        """
-    )
-    con.execute(
-        f"""
+        FROM followed WHERE rung = {BARE} AND status = 'ok';
         CREATE OR REPLACE TABLE undisturbed AS
         WITH counted AS (
             SELECT rank, kind, CASE WHEN count(*) FILTER (nearness = 0) >= {MIN_ROWS} THEN 0
