@@ -23,6 +23,7 @@ from xsp.comparison.series import RowTimes
 from xsp.errors import AnalysisError, UsageError
 from xsp.report.comparison import markdown
 from xsp.schema import LOOP_COLUMNS, Span
+from xsp.store import iterations
 from xsp.store.trace import Trace
 from xsp.testing import spans, trace_of
 
@@ -239,6 +240,7 @@ def with_loop(trace: Trace, dur_us: float, before_us: float = 20, steady: bool =
         f"CASE WHEN k > 0 THEN 1e3 * {before_us} END AS before_ns, 0 AS data_ns, 0 AS own_ns, "
         "'ok' AS status, 0 AS beside_ns FROM range(12) t(k)"
     )
+    iterations.create_tables(trace.con)
     return trace
 
 

@@ -38,7 +38,7 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
     as of a low-rank update of weights.
     """
     step_ms = calls.step_ms(context)
-    found: dict[tuple[str | None, _Sizes, bool], list[tuple[HostCall, HostCall]]] = {}
+    found: dict[tuple[str | None, _Sizes, bool], list[Sequence[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
             continue
@@ -46,10 +46,10 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
         for index, first in enumerate(children):
             chain = _chain(first, children[index + 1 :])
             if chain is not None:
-                second, sizes, is_right = chain
-                found.setdefault((first.module, sizes, is_right), []).append((first, second))
-    for (_, (m, k, n, p), is_right), pairs in found.items():
-        matmuls = [call for pair in pairs for call in pair]
+                following, sizes, is_right = chain
+                found.setdefault((first.module, sizes, is_right), []).append((first, *following))
+    for (_, (m, k, n, p), is_right), chains in found.items():
+        matmuls = [call for each in chains for call in each]
         # the products of gradients have the sizes of both products, too: they shrink by the same factor
         all_calls = calls.with_gradients(context, matmuls)
         ms = sum(call.ns for call in all_calls) / 1e6
@@ -57,6 +57,7 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
         gain = ms * (1 - right_count / left_count)
         if gain < calls.LEAST_MS:
             continue
+        what = "both products" if len(matmuls) == 2 * len(chains) else "both products with factors of their elements"
         product = (
             f"{p:,}×{n:,} @ ({n:,}×{k:,} @ {k:,}×{m:,})" if is_right else f"({m:,}×{k:,} @ {k:,}×{n:,}) @ {n:,}×{p:,}"
         )
@@ -68,7 +69,7 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
             True,
             100 * gain / step_ms,
             (
-                f"{left_count:,} multiplications in this order, {right_count:,} in the other; both products"
+                f"{left_count:,} multiplications in this order, {right_count:,} in the other; {what}"
                 f"{calls.gradients_text(matmuls, all_calls)} take {ms:.3g} ms",
                 f"inferred from shapes: valid if the {'right' if is_right else 'left'} factor of the second product is "
                 "the result of the first",
@@ -85,21 +86,24 @@ _OTHER_ORDER = (
 )
 """What to write instead where the result of the first product is the left factor of the second, or the right one."""
 
-_Chain = tuple[HostCall, _Sizes, bool]
-"""The product that takes the result of another one, sizes of both, and whether as its right factor."""
+_Chain = tuple[Sequence[HostCall], _Sizes, bool]
+"""Calls up to the product that takes the result of another one, sizes of both, and whether as its right factor."""
 
 
 def _chain(first: HostCall, later: Sequence[HostCall]) -> _Chain | None:
-    """Return the product that may take the result of one, next to it or after factors of its elements; else None."""
+    """Return the product that may take the result of one, next to it or after factors of its elements; None without.
+
+    These factors are as large as the result, and smaller in the other order, too.
+    """
     if not (first.name in PRODUCTS and first.is_op and later):
         return None
     sizes = _sizes(first, later[0])
     if sizes is not None and not _is_used(sizes, later[1:]):
-        return later[0], sizes, False
-    for call in later:
+        return later[:1], sizes, False
+    for place, call in enumerate(later):
         sizes = _right_sizes(first, call)
         if sizes is not None:
-            return call, sizes, True
+            return later[: place + 1], sizes, True
         if call.name not in _FACTORS or call.shape(0) != _result(first) or call.shape(1):
             return None
     return None

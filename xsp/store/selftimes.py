@@ -23,9 +23,9 @@ NS = "coalesce(true_ns, raw_ns, dur_ns)"
 BOOKKEEPING = frozenset(
     (
         "_reshape_alias alias as_strided as_strided_ chunk contiguous detach empty empty_like empty_strided expand "
-        "expand_as flatten lift_fresh narrow numpy_T permute reshape resize_ resize_as_ resolve_conj resolve_neg select "
-        "set_ slice split split_with_sizes squeeze squeeze_ t to transpose transpose_ unbind unflatten unsafe_split "
-        "unsqueeze unsqueeze_ view view_as"
+        "expand_as flatten lift_fresh narrow numpy_T permute reshape resize_ resize_as_ resolve_conj resolve_neg "
+        "select set_ slice split split_with_sizes squeeze squeeze_ t to transpose transpose_ unbind unflatten "
+        "unsafe_split unsqueeze unsqueeze_ view view_as"
     ).split()
 )
 """Operators that allocate memory or return views, and compute nothing themselves; if one of them has to copy, the copy
