@@ -82,6 +82,7 @@ def _training(con: duckdb.DuckDBPyConnection) -> _Found | None:
                     WHEN NOT contains(name, 'zero_grad') THEN {_UPDATES} END AS role
         FROM raw_spans
         WHERE {_ON_HOST} AND kind IN ('{Kind.OP}', '{Kind.OPTIMIZER}') AND process IS NOT DISTINCT FROM {_PROCESS}
+          AND EXISTS (SELECT 1 FROM raw_spans WHERE starts_with(name, '{_NODE}') OR kind = '{Kind.OPTIMIZER}')
         ORDER BY start_ns
         """
     ).fetchnumpy()
