@@ -97,7 +97,46 @@ def test_a_product_with_another_right_factor_is_no_chain(lines: tuple[str, ...])
     assert advice_of(inside(UPDATE, *lines), "product-order") == []
 
 
-def dense_gradient(rows: int, lookup: str = "embedding", inputs: str = "[16,16]", updated: int = 64) -> list[Advice]:
+def repeated_rows(lookup: str, product: str, *between: str) -> list[Advice]:
+    return advice_of(inside(f"op aten::{lookup}", *between, f"op aten::{product}"), "product-order")
+
+
+@pytest.mark.parametrize(
+    ("lookup", "product"),
+    [
+        ("index 1000-1400 input_shapes=[[500,64],[[6000]]]", "linear 1400-3900 input_shapes=[[6000,64],[32,64],[32]]"),
+        ("index 1000-1400 input_shapes=[[500,64],[]]", "linear 1400-3900 input_shapes=[[6000,64],[32,64],[32]]"),
+        ("index_select 1000-1400 input_shapes=[[500,64],[],[6000]]", "mm 1400-3900 input_shapes=[[6000,64],[64,32]]"),
+        ("embedding 1000-1400 input_shapes=[[500,64],[8,750]]", "linear 1400-3900 input_shapes=[[8,750,64],[32,64]]"),
+    ],
+)
+def test_rows_that_are_looked_up_many_times_each_are_multiplied_once(lookup: str, product: str) -> None:
+    (piece,) = repeated_rows(lookup, product)
+    assert piece.what == "a product takes 6,000 rows that are looked up among 500: each is multiplied 12 times"
+    assert piece.gain.value == pytest.approx(2.5 * (1 - 500 / 6000))
+    assert piece.do.endswith("linear(x)[index] instead of linear(x[index])")
+    (wide,) = repeated_rows(lookup, product.replace("[32,64]", "[96,64]").replace("[64,32]", "[64,96]"))
+    assert wide.gain.value == pytest.approx(2.5 * (1 - 500 / 6000) - 0.2), "longer rows are looked up"
+
+
+@pytest.mark.parametrize(
+    ("lookup", "product", "between"),
+    [
+        ("index 1000-1400 input_shapes=[[500,64],[[900]]]", "linear 1400-3900 input_shapes=[[900,64],[32,64]]", ()),
+        ("index 1000-1400 input_shapes=[[500,64],[[6000]]]", "linear 1400-3900 input_shapes=[[6000,32],[32,32]]", ()),
+        (
+            "index 1000-1400 input_shapes=[[500,64],[[6000]]]", "linear 1500-3900 input_shapes=[[6000,64],[32,64]]",
+            ("op aten::relu 1400-1500 input_shapes=[[6000,64]]",),
+        ),
+    ],
+)  # fmt: skip
+def test_products_of_other_rows_are_no_repetition(lookup: str, product: str, between: tuple[str, ...]) -> None:
+    assert repeated_rows(lookup, product, *between) == []
+
+
+def dense_gradient(
+    rows: int, lookup: str = "embedding", inputs: str = "[16,16]", updated: int = 64, gradient: str = ""
+) -> list[Advice]:
     """Return the advice on a step that looks 256 rows up in a table, and then updates all rows."""
     return advice_of(
         "step s 0-10000\n"
@@ -105,7 +144,7 @@ def dense_gradient(rows: int, lookup: str = "embedding", inputs: str = "[16,16]"
         "module net.table 20-1900 type=Embedding\n"
         f"op aten::{lookup} 30-1800 input_shapes=[[{rows},64],{inputs}] sequence_nr=7\n"
         "backward backward 2000-9000\n"
-        "op LookupBackward0 3000-8000 sequence_nr=7\n"
+        f"op LookupBackward0 3000-8000 sequence_nr=7\n{gradient}"
         "optimizer SGD 9000-9990 phase=optimizer\n"
         f"op aten::add_ 9010-9210 phase=optimizer input_shapes=[[{rows},{updated}],[{rows},{updated}]]\n"
         f"op aten::_foreach_mul_ 9210-9510 phase=optimizer input_shapes=[[[{rows},{updated}],[{rows},32]],[]]\n"
@@ -124,6 +163,14 @@ def test_a_dense_gradient_for_a_few_rows_of_a_table_is_reported(rows: int, expec
         assert not piece.at_most, "what rows that are used take is subtracted"
         assert "sparse=True" in piece.do
         assert piece.changes_numbers is not None
+
+
+def test_rows_of_indices_without_a_shape_are_those_that_their_gradient_adds() -> None:
+    put = "op aten::_index_put_impl_ 3100-7900 input_shapes=[[60000,64],[],[16,16,64],[],[]]\n"
+    (piece,) = dense_gradient(60_000, "index", "[]", gradient=put)
+    assert piece.what == "the gradient of an embedding of 60,000 rows is dense, although at most 256 rows are used"
+    assert dense_gradient(60_000, "index", "[]") == [], "nothing tells how many"
+    assert dense_gradient(60_000, "index", "[]", gradient=put.replace("[16,16,64]", "[20000,64]")) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from xsp.advise import calls
 from xsp.advise.advice import MOST_SPANS, Advice, AdviceContext, Place
@@ -35,9 +36,11 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
 
     Only shapes are known, not which tensors they belong to: the advice holds where the second product takes the result
     of the first. Products inside layers are left out, and so are backward passes; a layer may be the second product,
-    as of a low-rank update of weights.
+    as of a low-rank update of weights. Looking rows up is a product, too: of rows that are looked up several times each
+    is multiplied as often.
     """
     step_ms = calls.step_ms(context)
+    yield from _repeated_rows(context, step_ms)
     found: dict[tuple[str | None, _Sizes, bool], list[Sequence[HostCall]]] = {}
     for parent in calls.walk(context):
         if parent.is_op or parent.kind == Kind.BACKWARD or parent.phase == "backward":
@@ -76,6 +79,53 @@ def product_order(context: AdviceContext) -> Iterator[Advice]:
             ),
             _OTHER_ORDER[is_right],
         )
+
+
+LEAST_REPEATED = 2
+"""Least number of times that each row is looked up in the mean for its products to be worth a line."""
+
+
+def _repeated_rows(context: AdviceContext, step_ms: float) -> Iterator[Advice]:
+    """Yield advice on products of rows that were looked up several times each, as of the edges of a graph."""
+    ops = [call for call in calls.outer_ops(context) if call.computes and call.phase != "backward"]
+    found: dict[tuple[int, int], list[tuple[HostCall, HostCall]]] = {}
+    for lookup, product in pairwise(ops):
+        table, rows = lookup.first_shape, product.shape(0)
+        if lookup.name not in _LOOKUPS or product.name not in _ROW_PRODUCTS or not table or not rows:
+            continue
+        used = math.prod(rows[:-1])
+        is_taken = len(table) == 2 and rows[-1] == table[1] and _rows_read(lookup) in (0, used)
+        if is_taken and used >= LEAST_REPEATED * table[0] > 0:
+            found.setdefault((table[0], used), []).append((lookup, product))
+    for (rows_known, used), pairs in found.items():
+        products = [product for _, product in pairs]
+        all_calls = calls.with_gradients(context, products)
+        ms = sum(call.ns for call in all_calls) / 1e6
+        gain = ms * (1 - rows_known / used) - sum(_longer_ns(*pair) for pair in pairs) / 1e6
+        if gain >= calls.LEAST_MS:
+            yield Advice(
+                "product-order",
+                f"a product takes {used:,} rows that are looked up among {rows_known:,}: each is multiplied "
+                f"{used / rows_known:.3g} times",
+                calls.places(products),
+                calls.interval(gain, calls.interval_factors(context, all_calls)).limit(min(ms, step_ms)),
+                True,
+                100 * gain / step_ms,
+                (
+                    f"the products{calls.gradients_text(products, all_calls)} take {ms:.3g} ms",
+                    "inferred from shapes: valid if the product takes the rows that were looked up right before it",
+                ),
+                "multiply all rows once, and look up rows of the result: linear(x)[index] instead of linear(x[index])",
+            )
+
+
+def _longer_ns(lookup: HostCall, product: HostCall) -> float:
+    """Return how much longer it takes to look up rows of a product's result, if they are longer than those it takes."""
+    rows, weight = product.shape(0), product.shape(1)
+    if not rows or not weight or len(weight) != 2:
+        return 0.0
+    columns = weight[0] if product.name == "aten::linear" else weight[1]
+    return lookup.ns * max(0.0, columns / rows[-1] - 1)
 
 
 _OTHER_ORDER = (
@@ -176,12 +226,12 @@ def dense_gradient(context: AdviceContext) -> Iterator[Advice]:
     """
     step_ms = calls.step_ms(context)
     for table, lookups in _lookups(context).items():
-        rows, used_rows = table[0], sum(map(_rows_read, lookups))
-        ops = calls.gradients(context, lookups)
+        rows, ops = table[0], calls.gradients(context, lookups)
+        used_rows = _rows_used(lookups, ops)
         optimizer_ms = sum(_update_times(context, {table})) / 1e6
         ms = sum(call.ns for call in ops) / 1e6 + optimizer_ms
         gain = ms * (1 - _ROW_WRITES * used_rows / rows) if rows else 0.0
-        if not ops or not optimizer_ms or used_rows > MOST_ROWS * rows or gain < calls.LEAST_MS:
+        if not (ops and optimizer_ms and used_rows) or used_rows > MOST_ROWS * rows or gain < calls.LEAST_MS:
             continue
         modules = tuple(dict.fromkeys(call.module for call in lookups))
         spans = tuple(call.span_id for call in ops)[:MOST_SPANS]
@@ -212,9 +262,34 @@ def _lookups(context: AdviceContext) -> dict[tuple[int, ...], list[HostCall]]:
     """Return the lookups of a step in the forward pass, by the shape of their table."""
     by_table: dict[tuple[int, ...], list[HostCall]] = {}
     for call in calls.walk(context):
-        if call.name in _LOOKUPS and call.is_outer_op and call.first_shape and _rows_read(call):
-            by_table.setdefault(call.first_shape, []).append(call)
+        table = call.first_shape if call.name in _LOOKUPS and call.is_outer_op else None
+        if table and (call.name == _INDEX or _rows_read(call)):
+            by_table.setdefault(table, []).append(call)
     return by_table
+
+
+_INDEX = "aten::index"
+"""The operator of `weight[indices]`, of whose indices PyTorch does not record the shapes."""
+
+
+def _rows_used(lookups: Sequence[HostCall], gradients: Sequence[HostCall]) -> int:
+    """Return the number of rows of a table that lookups read at most; 0 if it is unknown.
+
+    Args:
+        lookups: lookups in the table.
+        gradients: backward nodes of them, which add as many rows as were read where indices have no shape.
+    """
+    known = [_rows_read(lookup) for lookup in lookups]
+    if all(known):
+        return sum(known)
+    table = lookups[0].first_shape
+    added = [
+        math.prod(values[:-1])
+        for node in gradients
+        for op in node.walk()
+        if op.name == "aten::_index_put_impl_" and op.first_shape == table and (values := op.shape(2))
+    ]
+    return sum(known) + sum(added) if len(added) >= known.count(0) else 0
 
 
 def _rows_read(lookup: HostCall) -> int:
