@@ -88,6 +88,8 @@ PLANTED: Mapping[str, Flaw] = {
     "slow_data": Flaw(("data",)),
     "copies_to_contiguous": Flaw(("removable", "copies", "unexpected"), ("contiguous", "cop")),
     "products_in_costly_order": Flaw(("product-order",)),
+    "low_rank_update": Flaw(("product-order",), ("low-rank",)),
+    "edges_multiplied": Flaw(("product-order",), ("all rows once",)),
     "dense_gradient": Flaw(("dense-gradient",)),
     "generation_without_cache": Flaw(("prefix",)),
     "backbone_not_frozen": Flaw(("unused-gradients",)),
