@@ -373,11 +373,12 @@ class Quiet:
         kinds, ends, share = self._steps.kinds, self._ends, 0.0
         if not are_begins_known and self._gap_shares:
             share = percentile(list(self._gap_shares), 0.5)
-        count, (last_ns, *_, words, times) = len(ends), ends[-1]
-        is_short = times is None and last_ns - self._began_ns < SHORT_NS * count
-        if is_short and count >= FEWEST_STEPS and all(each[3] == words for each in ends):
+        count, (*_, words, times) = len(ends), ends[-1]
+        if times is None and all(each[3] == words for each in ends):
             kind = kinds.count_equal_steps(words, count)
-            bounds = _bounds(count, last_ns - self._began_ns)
+            dur_ns = self._mean_of(0, count, kind, are_begins_known, share).dur_ns
+            is_short = count >= FEWEST_STEPS and dur_ns < SHORT_NS
+            bounds = _bounds(count, dur_ns * count) if is_short else range(count + 1)
             return [self._mean_of(first, end, kind, are_begins_known, share) for first, end in pairwise(bounds)]
         return [
             self._mean_of(place, place + 1, kinds.count_step(each[3]).kind, are_begins_known, share)
