@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ma
 
 from xsp import table
-from xsp.correlate import figures, parents, repeats
+from xsp.correlate import figures, parents, unmarked
 from xsp.correlate.arrays import (
     BACKWARD,
     NONE,
@@ -67,7 +67,7 @@ def _number_steps(con: duckdb.DuckDBPyConnection, info: SourceInfo) -> int | Non
     """Number the steps in the table `steps`. Without steps the whole trace becomes one step; return its `number`."""
     window = None
     has_steps = bool(con.execute(f"SELECT 1 FROM raw_spans WHERE kind = '{Kind.STEP}' LIMIT 1").fetchall())
-    if not has_steps and not repeats.insert_steps(con, info.losses):
+    if not has_steps and not unmarked.insert_steps(con, info.losses):
         info.losses.note("it names no steps, and counts as one step")
         ((window,),) = con.execute(
             f"""
