@@ -454,6 +454,10 @@ class Run(Fields):
         """The runs of its ranks; the run itself if the program is not distributed."""
         return self.ranks or (self,)
 
+    def of_rank(self, rank: int) -> Run:
+        """Return the run of a rank; this one if it has no such rank, as that of a single process."""
+        return next((each for each in self.rank_runs if (each.rank or 0) == rank), self)
+
     def with_notes(self, source: str, texts: Iterable[str]) -> Run:
         """Return a copy with those notes added that it does not have yet."""
         notes = [dict(note) for note in self.notes]

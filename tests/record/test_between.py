@@ -16,8 +16,7 @@ import pytest
 
 from xsp.collector import Signal
 from xsp.record import between
-from xsp.record.awake import awake
-from xsp.record.between import Between, _Times
+from xsp.record.between import Between, _Times, awake
 from xsp.record.steps import Steps
 
 

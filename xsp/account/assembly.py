@@ -145,7 +145,7 @@ def _compiling(trace: Trace) -> list[Entry]:
 
     Its calls are the compilations. Its part is that of code that was compiled anew, with the most frequent reason.
     """
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == trace.rank), trace.run)
+    run = trace.run.of_rank(trace.rank)
     ((began_ns, ended_ns),) = trace.con.execute(
         "SELECT min(start_ns - coalesce(before_ns, 0)), max(start_ns + steps * (dur_ns + coalesce(before_ns, 0))) "
         "FROM loop WHERE rank = ?",
@@ -176,7 +176,7 @@ def _compiling(trace: Trace) -> list[Entry]:
 
 
 def _kind_of(trace: Trace, rank: int, kind: int | None) -> StepKind | None:
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    run = trace.run.of_rank(rank)
     return next((each for each in run.kinds if each.kind == kind), None)
 
 
@@ -591,7 +591,7 @@ def _between(
     if found:
         whole = [window for window in deep if window.has_before]
         represented = Representation(trace, measured, strata.StratifiedTime.BEFORE, whole)
-        run = next((each for each in trace.run.rank_runs if (each.rank or 0) == measured.rank), trace.run)
+        run = trace.run.of_rank(measured.rank)
         asleep = 0.0 if trace.has(Level.KERNEL) else between.asleep_share(run)  # it may sleep in waits for a device
         return between.entry(
             between_ns, found, detailed, deep, represented.weights, drained_ns, represented.slow_steps, asleep

@@ -192,7 +192,7 @@ def _line(trace: Trace, rank: int, kind: int | None, part: StratifiedTime, exces
 
     A line that runs in each traced step is not what slow ones do besides: its mean is that of all steps.
     """
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    run = trace.run.of_rank(rank)
     if part is StratifiedTime.BEFORE:
         lines = [line for each in (run.between, of_slow_gaps(run)) if each is not None for line in each.lines]
     else:

@@ -39,7 +39,7 @@ def names(trace: Trace, rank: int, rows: Sequence[tuple[str, int | None]]) -> li
         rank: the rank.
         rows: name and step of each call, in order.
     """
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    run = trace.run.of_rank(rank)
     known = {tuple(call.get("type") for call in _calls(kind)): without_gradients(kind) for kind in run.kinds}
     by_step: dict[int | None, list[int]] = {}
     for place, (_, step) in enumerate(rows):

@@ -247,13 +247,13 @@ def _module_on_host(trace: Trace, account: Iterations, entry: Entry, recorded_ms
 
 def lines_of(trace: Trace, account: Iterations, phase: str) -> Lines | None:
     """Return the lines with most time in a phase of the steps of an account; None if none were traced."""
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    run = trace.run.of_rank(account.rank)
     return main_lines(of_phase(run, account.kind, phase))
 
 
 def inner_lines_of(trace: Trace, account: Iterations, phase: str) -> Iterator[tuple[str, float, bool]]:
     """Yield the lines inside functions of the program in a phase of the steps of an account, see `inner_lines`."""
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    run = trace.run.of_rank(account.rank)
     yield from inner_lines(of_phase(run, account.kind, phase))
 
 
@@ -285,7 +285,7 @@ def _python(
     `USUAL_NS` of each gap between operators are not counted. A function of autograd that is written in Python, and a
     node of it, are operators that contain others: only these count. Code that `torch.compile` made has none.
     """
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == account.rank), trace.run)
+    run = trace.run.of_rank(account.rank)
     lines = lines_of(trace, account, phase)
     if lines is None or not lines.is_inside or phase not in phases.unions or run.compilations:
         return None
@@ -330,7 +330,7 @@ def _frame(
 
 def _frames_of(trace: Trace, rank: int, recorded: Sequence[IterationWindow]) -> list[tuple[str, int, int]]:
     """Return the long calls of Python on the threads of the steps: name, start and end."""
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    run = trace.run.of_rank(rank)
     threads = {window.thread for window in recorded} | {(window.thread or 0) & 0xFFFFFFFF for window in recorded}
     return [
         (frame.name, frame.start_ns, frame.start_ns + frame.dur_ns)
@@ -365,7 +365,7 @@ def _with_line(part: Entry, line: _Place | None) -> Entry:
 
 def _line(trace: Trace, rank: int, whole_ms: float) -> _Place | None:
     """Return the lines of the program with most of the time between steps, and their part of `whole_ms`."""
-    run = next((each for each in trace.run.rank_runs if (each.rank or 0) == rank), trace.run)
+    run = trace.run.of_rank(rank)
     lines = main_lines(run.between)
     if lines is None or run.between is None:
         return None

@@ -117,6 +117,7 @@ _WAITS = (names.WAITING, *names.OF_COLLECTIVES)
 
 
 LEAST_SHOWN_PERCENT = 0.01
+"""Percentage below which only this bound is stated."""
 
 
 def percent_text(percent: float) -> str:

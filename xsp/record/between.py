@@ -22,13 +22,13 @@ import re
 import sys
 import sysconfig
 import threading
+import time
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from xsp import clock
+from xsp import clock, processes
 from xsp.collector import Signal
 from xsp.record import phases
-from xsp.record.awake import Awake, awake
 from xsp.record.slowgaps import SlowGaps
 from xsp.run import LOOP_LINES, MIN_LOOP_SHARE
 
@@ -89,6 +89,31 @@ def _is_of_program(frame: FrameType) -> bool:
 
 BETWEEN, OUTSIDE, SLOW = "between", "outside", "slow gaps"
 """Names of the time between steps, of the time of a step in none of its phases, and of gaps far longer than others."""
+
+
+class Awake(NamedTuple):
+    """The times of a thread up to a moment, in nanoseconds: when it neither runs nor could run, it sleeps."""
+
+    now_ns: int
+    cpu_ns: int
+    """Time in which it ran."""
+
+    queued_ns: int
+    """Time in which it could have run, and had no processor."""
+
+    def asleep_ns(self, since: Awake) -> int:
+        """Return how long the thread slept since an earlier moment."""
+        ready_ns = self.cpu_ns - since.cpu_ns + self.queued_ns - since.queued_ns
+        return max(0, self.now_ns - since.now_ns - ready_ns)
+
+
+def awake() -> Awake | None:
+    """Return the times of this thread; None if the system does not say how long it waited for a processor."""
+    try:
+        queued_ns = int(processes.system_text(f"/proc/self/task/{threading.get_native_id()}/schedstat").split()[1])
+    except (ValueError, IndexError):
+        return None
+    return Awake(clock.monotonic_ns(), time.thread_time_ns(), queued_ns)
 
 
 class _Times:
