@@ -6,13 +6,14 @@ import array
 import contextlib
 import os
 import re
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from xsp import atomic
+from xsp import atomic, processes
 from xsp.errors import OutputError, TraceError, UnwritableError
 from xsp.schema import COLUMNS, Column, Span
 
@@ -29,6 +30,18 @@ MOST_HELD = 20_000
 opening the files takes most of the time of a query. What has more is read by each query, in bounded memory."""
 
 
+_engines: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()
+_engines_of_parent: list[duckdb.DuckDBPyConnection] = []
+
+
+def _keep_in_child() -> None:
+    """Keep what the parent has open: to end an engine is to wait for its threads, and a forked child has none of them.
+
+    Without it a garbage collection in a worker of a loader ends the worker by a segmentation fault.
+    """
+    _engines_of_parent.extend(_engines)
+
+
 def connect(threads: int | None = None) -> duckdb.DuckDBPyConnection:
     """Return a private in-memory engine that reads files, but loads no extensions and uses no network.
 
@@ -43,6 +56,8 @@ def connect(threads: int | None = None) -> duckdb.DuckDBPyConnection:
     if threads is not None:
         config["threads"] = threads
     con = duckdb.connect(config=config)
+    _engines.add(con)
+    processes.call_in_children(_keep_in_child)
     # under `python -c` it is on, and draws on the measured program's stderr; Jupyter without widgets cannot set it
     if con.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
         con.execute("SET enable_progress_bar = false")

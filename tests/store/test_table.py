@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -87,3 +90,28 @@ def test_objects_of_a_user_are_read_as_before() -> None:
     frame = pandas.DataFrame({"lists": [[1, 2], [3]]})
     assert con.execute("SELECT sum(len(lists)) FROM frame").fetchall() == [(3,)]
     assert frame.shape == (2, 1)
+
+
+FORGOTTEN_IN_A_CHILD = """
+import gc, os
+from xsp import table
+gc.disable()
+def forget():
+    engine = table.connect(threads=2)
+    result = engine.sql("SELECT sum(range) FROM range(3000000)")
+    result.fetchall()
+    loop = [engine, result]
+    loop.append(loop)  # only a garbage collection ends it
+forget()
+child = os.fork()
+if not child:
+    gc.collect()
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_that_collects_its_parents_engines_goes_on():
+    """As a worker of a loader does, after an analysis in a notebook."""
+    subprocess.run([sys.executable, "-c", FORGOTTEN_IN_A_CHILD], check=True, timeout=60)
