@@ -245,6 +245,8 @@ class Turns:
         is_late = not self._process.has_ended()
         index, since = CELL.unpack(self._cell[:])
         code = self._end()
+        if since == 0 and is_late:
+            raise BenchError(f"the timing process did not begin to time within {START_S:.0f} s")
         if since == 0 or not 0 <= index < len(specs) or index in answers:
             if is_late or answers or code == LOST:  # the others are timed in another process
                 return None

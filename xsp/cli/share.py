@@ -51,6 +51,16 @@ def run(args: argparse.Namespace) -> int:
     return progress.list_parts("share", PARTS)
 
 
+def _number(text: str) -> int:
+    """Return the number of a device from itself or the device's identifier: `0`, `cuda:0`."""
+    from xsp.device import devices
+
+    number = text.rpartition(":")[2]
+    if not number.isdecimal() or text not in (number, devices.sharing_device(int(number)).id):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number as PyTorch has it, 0 or cuda:0")
+    return int(number)
+
+
 def _line(result: dict[str, Any]) -> str:
     """Return the line for the comparison of one object."""
     from xsp.device import devices
@@ -105,11 +115,11 @@ class Serve:
         )
         parser.add_argument(
             "--device",
-            type=int,
+            type=_number,
             action="append",
             default=[],
             metavar="N",
-            help="also serve the memory of this device, numbered as in PyTorch; can be repeated",
+            help="also serve the memory of this device, numbered as in PyTorch, 0 or cuda:0; can be repeated",
         )
         parser.add_argument(
             "--device-capacity",
