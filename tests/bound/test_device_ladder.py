@@ -140,6 +140,24 @@ def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_st
     assert "blocks" in capsys.readouterr().out
 
 
+def test_a_product_without_timings_has_the_operators_and_the_precision_of_its_kind(model: str, tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3), torch.nn.BatchNorm2d(64)).train()
+    image, folder = torch.zeros(8, 64, 56, 56), tmp_path / "timings"
+    found = {name: xsp.bound.of(net, image, device=name, timings=folder, train=True) for name in ("H100", "MI300X")}
+    norms = {name: next(n.call.op for n in bound.graph.computing if "batch_norm" in n.call.op)
+             for name, bound in found.items()}  # fmt: skip
+    assert norms == {"H100": "aten::cudnn_batch_norm", "MI300X": "aten::native_batch_norm"}
+    assert {name: bound.settings.get("convolutions") for name, bound in found.items()} == {
+        "H100": "tf32", "MI300X": None,
+    }  # fmt: skip
+    timings = Timings.open(folder, Environment({"device": {"kind": "cuda", "name": "NVIDIA H100 80GB HBM3"}}))
+    timings.add([recordeddevice._timing(steps.specs(found["H100"].graph)[0], 1e6, host_ns=1e5)])
+    timed = xsp.bound.of(net, image, device="H100", timings=folder, train=True)
+    assert timed.rungs["ceiling"].sequential == found["H100"].rungs["ceiling"].sequential, "whether or not it is timed"
+    untimed = xsp.bound.of(model, device="H100", timings=folder, batch=4)
+    assert f"xsp bench {untimed.graph.name} --device cuda --batch 4" in untimed.absent["replayed"]
+
+
 def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     folder = tmp_path / "timings"
@@ -246,6 +264,27 @@ def test_what_limits_a_recorded_step_is_a_sentence(name: str, sentence: str, rec
     page = text.page(found, "graph.json", step="--device H200")
     assert sentence[:60] in " ".join(page.split())
     assert "--fill" not in page, "the calls of a product cannot be timed here"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("transformers-bert-b8", "its calls alone take 6.00 ms with warm caches, 6.93 ms with cold ones: they explain "
+         "up to 938 µs of the 973 µs that the replayed step takes longer"),
+        ("timm-vit_base_patch16_224-b16", "its calls alone take 16.5 ms with warm caches, 16.9 ms with cold ones: they "
+         "explain all of the "),
+        deep("torchvision-resnet50-b32", "its calls alone take 5.21 ms with warm caches, 5.73 ms with cold ones"),
+    ],
+)  # fmt: skip
+def test_how_much_of_a_longer_replayed_step_cold_caches_explain_is_said(
+    name: str, sentence: str, recorded: tuple[Path, Timings]
+) -> None:
+    found, _ = bound_of(recorded, name)
+    assert found.caches_text.startswith(sentence)
+    entry = next(each for each in recordeddevice.read(recorded[0])["models"] if recordeddevice.step_name(each) == name)
+    cold_ns = sum(call["cold_ms"] * call["count"] for call in entry["calls"]) * 1e6
+    assert found.settings["as_run_cold_ns"] == pytest.approx(cold_ns, rel=2e-3), "equal calls of other steps are one"
+    assert found.caches_text[:60] in " ".join(text.page(found, "graph.json", step="--device H200").split())
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from xsp.device import ceilings, devices
 from xsp.device.ceilings import Ceiling
 from xsp.device.contract import Device
 from xsp.errors import AnalysisError, UsageError
+from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -41,6 +42,13 @@ class Target:
     def is_processor(self) -> bool:
         """Whether the bound is of this processor, or of what a trace ran on."""
         return self.device is None and self.quoted is None and self.stored is None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the accelerator or product, whose operators a step has there; empty for the processor, or unknown."""
+        if self.stored is not None:
+            return str((self.stored.environment.device or {}).get("kind"))
+        return "" if self.quoted is None else self.quoted.kind
 
     def check(self, trace: Trace | None, on_device: bool) -> None:
         """Refuse a trace of another device than that of the timings.
@@ -101,6 +109,27 @@ def of(
     quoted = ceilings.ceiling_by_user_name(name)
     stored, notes = _of_product(name, timed.open_timings(timings, None))
     return Target(None, quoted, stored, notes)
+
+
+def bench_command(graph: Graph, device: str | None) -> str:
+    """Return the command that times the calls and the step of a graph."""
+    settings, words = graph.settings, []
+    words += [f"--device {device}"] if device else []
+    words += [f"--batch {settings['batch']}"] if settings.get("batch") not in (None, 1) else []
+    words += ["--train"] if settings.get("train") else []
+    return " ".join(["xsp bench", graph.name, *words])
+
+
+def how_to_time(graph: Graph, device: str | None) -> str:
+    """Return what to type so that the calls of a graph are timed: here, or of a product on a machine that has it.
+
+    Args:
+        graph: the graph of a step.
+        device: `--device` of the command that needs the timings.
+    """
+    if device is None or devices.is_id(device):
+        return f"{bench_command(graph, device)}, or --fill 60s"
+    return devices.timed_elsewhere(bench_command(graph, None), device)
 
 
 def of_stored(name: str, timings: Timings | Path | str | None) -> Target:

@@ -55,14 +55,14 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     if Rung.IN_PLACE.value not in bound.figures:
         is_named = re.match(r"(torchvision|timm|transformers|micro):", source)
         model = shlex.join([source, *_profile_options(options)])
-        return f"xsp profile {model}" if is_named else f"xsp bound {target} --run RUN"
+        return f"xsp profile {model}" if is_named and is_here else f"xsp bound {target} --run RUN"
     return f"xsp bound {target} --html bound.html"
 
 
 def _profile_options(arguments: Sequence[str]) -> list[str]:
     """Return those of the typed options that `xsp profile` takes too."""
     options = ["--train"] if "--train" in arguments else []
-    for name in ("--batch", "--input", "--sequence", "--prefill", "--decode"):
+    for name in ("--batch", "--input", "--sequence", "--prefill", "--decode", "--device"):
         if name in arguments:
             options += arguments[arguments.index(name) : arguments.index(name) + 2]
     return options
