@@ -86,6 +86,9 @@ def test_a_model_is_timed_on_a_device_with_its_whole_step(
     assert "7 taken now" not in page
     assert f"{standin.PRODUCT}, torch {torch.__version__}" in page
     assert re.search(r"cold\s+issue", page)
+    assert "its clocks were lowered while 6 of 6 were taken; repeat with --again" in page
+    assert cli.main(["bound", model, "--device", "standin", "--timings", str(folder)]) == 0
+    assert "timings: its clocks were lowered while 4 of 4 were taken" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["bench", "--list", "--timings", str(folder)]) == 0
     assert standin.PRODUCT in capsys.readouterr().out
     assert not Timings.open(folder), "timings of a device are not those of the processor"

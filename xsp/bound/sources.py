@@ -328,6 +328,7 @@ def _add_timings(
             f"timings: fixed work took {slowdown_text(lookup.drift)} while they were taken: the machine was busy; "
             f"{lookup.disturbed_timings} of {lookup.used_timings} timings were disturbed"
         )
+    parts.problems += [f"timings: {text}" for text in lookup.slowed]
     parts.problems += stored.remarks[:3]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xsp import plugins
 from xsp.bench.plan import ONNX_RUNTIME, default_threads, effective_state, has_onnx_runtime, overheads, runtime_of
-from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing
+from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing, slowed
 from xsp.bench.timings import Timings
 from xsp.bound.construct import Conditions, construct, module_calls
 from xsp.bound.totals import Figure, Total
@@ -47,6 +47,9 @@ class TimingFigures:
 
     used_timings: int
     """Number of used timings of all variants."""
+
+    slowed: tuple[str, ...]
+    """What the device said that slowed it while they were taken."""
 
     at_the_floor: int
     """Number of nodes with the timing of an empty call."""
@@ -113,6 +116,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
         max(drifts, default=None),
         sum(drift > MAX_DRIFT for drift in drifts),
         len(used_timings),
+        tuple(slowed(used_timings.values())),
         floor_count,
         None if any(reasons) or not cold_ns else known_sum(cold_ns),
     )
