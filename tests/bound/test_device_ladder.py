@@ -158,6 +158,20 @@ def test_a_product_without_timings_has_the_operators_and_the_precision_of_its_ki
     assert f"xsp bench {untimed.graph.name} --device cuda --batch 4" in untimed.absent["replayed"]
 
 
+def test_a_product_without_peak_rates_has_its_timings_and_no_ceiling(model: str, tmp_path: Path) -> None:
+    environment = Environment({"device": {"kind": "cuda", "name": "NVIDIA FooBar 9000"}, "torch": "2"})
+    timings, graph = Timings.open(tmp_path, environment), xsp.graph.of(model, device="cuda")
+    pairs = bench.specs(graph, environment=environment)
+    timings.add([recordeddevice._timing(spec, 1e6, cold_ns=2e6) for spec, _ in pairs])
+    found = xsp.bound.of(model, device="FooBar", timings=tmp_path)
+    assert found.rungs["as_run"].sequential == 6e6
+    assert found.caches_text.endswith(", 12.0 ms with cold ones")
+    assert found.absent["ceiling"].startswith("no peak rates of NVIDIA FooBar 9000 are known: quote them in a file")
+    assert "no peak rates of NVIDIA FooBar 9000" in text.page(found, model, step="--device FooBar")
+    with pytest.raises(AnalysisError, match="no ceiling of the device"):
+        xsp.bound.of(model, device="BarFoo", timings=tmp_path)
+
+
 def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     folder = tmp_path / "timings"

@@ -106,9 +106,8 @@ def of(
         )
     if like is not None:
         raise UsageError(f"--device {name} selects the timings of that product: omit --like")
-    quoted = ceilings.ceiling_by_user_name(name)
     stored, notes = _of_product(name, timed.open_timings(timings, None))
-    return Target(None, quoted, stored, notes)
+    return Target(None, _quoted(name, is_timed=stored is not None), stored, notes)
 
 
 def bench_command(graph: Graph, device: str | None) -> str:
@@ -142,11 +141,21 @@ def of_stored(name: str, timings: Timings | Path | str | None) -> Target:
     stored, notes = _of_product(name, timed.open_timings(timings, None))
     if stored is None:
         return Target()
+    return Target(None, _quoted(name, is_timed=True), stored, notes)
+
+
+def _quoted(name: str, is_timed: bool) -> Ceiling | None:
+    """Return the published peak rates of a product; None if there are none, and it has timings.
+
+    Raises:
+        AnalysisError: there are neither.
+    """
     try:
-        quoted = ceilings.ceiling_by_user_name(name)
-    except AnalysisError:  # a product without published peak rates
-        quoted = None
-    return Target(None, quoted, stored, notes)
+        return ceilings.ceiling_by_user_name(name)
+    except AnalysisError:
+        if not is_timed:
+            raise
+        return None
 
 
 def _of_product(name: str, opened: Timings) -> tuple[Timings | None, tuple[str, ...]]:
