@@ -314,6 +314,28 @@ def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(record
     assert "there are no timings of H200" in alone.absent["as_run"]
 
 
+@pytest.mark.slow
+def test_peak_rates_of_another_product_than_that_of_a_trace_are_noted(recorded: tuple[Path, Timings]) -> None:
+    trace = recorded[0] / "traces" / "torchvision-resnet50-b1.json.gz"
+    for device, notes in (("A100", ["ceiling: of A100 SXM4 80GB, and torchvision-resnet50-b1 ran on NVIDIA H200"]),
+                          ("H200", [])):  # fmt: skip
+        found = xsp.bound.of(trace, device=device, timings=recorded[1].folder.parent / "none")
+        assert [
+            text.partition(":")[0] + ":" + text.split(":")[1] for text in found.problems if "ran on" in text
+        ] == notes
+
+
+def test_a_damaged_description_of_timings_is_said(recorded: tuple[Path, Timings], tmp_path: Path) -> None:
+    folder = tmp_path / "timings"
+    file = tmp_path / "h200.parquet"
+    recorded[1].export(file)
+    Timings.open(folder).import_file(file)
+    for description in (folder / "environments").iterdir():
+        description.write_text('{"broken')
+    found = xsp.bound.of(recorded[0] / "graphs" / "torchvision-resnet50-b1.json.gz", device="H200", timings=folder)
+    assert any("the description of an environment cannot be read" in problem for problem in found.problems)
+
+
 def test_a_run_of_another_device_is_refused(recorded: tuple[Path, Timings], tmp_path: Path) -> None:
     folder, timings = recorded
     other = Environment({**timings.environment.properties, "device": {"kind": "cuda", "name": "NVIDIA H100"}})

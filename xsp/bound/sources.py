@@ -126,7 +126,8 @@ def of(
     target.check(loaded, on_device)
     cores = 1 if target.stored is not None else processes.cores()
     parts = _Parts(graph, loaded, partial, cores, tuple(node.computes for node in graph.nodes), join=pairs)
-    parts.problems += [*notes, *target.notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    parts.problems += [*notes, *target.notes, *targets.foreign_notes(device, target, loaded)]
+    parts.problems += [f"{problem.where}: {problem.reason}" for problem in graph.problems]
     _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     if loaded is not None:
         _add_trace(parts, loaded, calls)

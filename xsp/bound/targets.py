@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from xsp.store.trace import Trace
 
 
+MOST_REMARKS = 3
+"""Most files of timings that could not be read and are named."""
+
+
 @dataclass(frozen=True)
 class Target:
     """What a bound is of."""
@@ -64,6 +68,20 @@ class Target:
             raise UsageError(
                 f"{trace.name} ran on {ran_on}, and the timings are of {name}: give the --device of the run"
             )
+
+
+def foreign_notes(name: str | None, target: Target, trace: Trace | None) -> list[str]:
+    """Return a note if a trace ran on another product than the one by whose peak rates it is judged.
+
+    Args:
+        name: what `--device` names.
+        target: what a bound is of.
+        trace: the trace of the bound.
+    """
+    ran_on = None if trace is None else next(iter(trace.run.machine.devices), None)
+    if trace is None or name is None or target.quoted is None or ran_on is None or ceilings.is_named(name, ran_on):
+        return []
+    return [f"ceiling: of {target.quoted.name}, and {trace.name} ran on {ran_on}: omit --device, or name that"]
 
 
 def of(
@@ -168,7 +186,7 @@ def _of_product(name: str, opened: Timings) -> tuple[Timings | None, tuple[str, 
         if environment.device is not None and ceilings.is_named(name, environment.device_name)
     }
     if not fitting:
-        return None, ()
+        return None, tuple(f"timings: {remark}" for remark in opened.remarks[:MOST_REMARKS])
     counts = {hash_: len(opened.all_of(hash_)) for hash_ in fitting}
     chosen = max(counts, key=lambda hash_: counts[hash_])
     others = len(fitting) - 1
