@@ -259,3 +259,6 @@ def test_a_device_that_cannot_be_loaded_onto_is_one_error(
         measuring.measure(f"{tmp_path}/tied.py:build", turns=3, device="standin:0")
     assert cli.main(["share", "measure", "x.safetensors", "--processes", "1"]) == 2
     assert "--processes: 2 or more" in capsys.readouterr().err
+    assert cli.main(["share", "measure", str(tmp_path / "none.safetensors")]) != 0
+    note = f"weights are loaded into the host's memory, not onto {standin.PRODUCT}: --device standin:0"
+    assert note in capsys.readouterr().err

@@ -392,6 +392,7 @@ class Measure:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure, and print the result."""
+        from xsp.device import devices
         from xsp.errors import UsageError
         from xsp.share import measuring, savings
 
@@ -399,6 +400,10 @@ class Measure:
             raise UsageError("--seed: 0 or more")
         if args.processes < 2:
             raise UsageError("--processes: 2 or more, one is measured in any case")
+        here = [device for device in devices.accelerators() if not device.sharing_obstacle()]
+        if args.device is None and here:
+            names = ", ".join(dict.fromkeys(device.name for device in here))
+            progress.warn(f"xsp: weights are loaded into the host's memory, not onto {names}: --device {here[0].id}")
         with progress.progress_bar(args.quiet) as show:
             result = measuring.measure(
                 args.source, args.module, args.turns, args.seed, show, concurrent=args.processes, device=args.device
