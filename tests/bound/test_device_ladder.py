@@ -19,7 +19,7 @@ from xsp import bench, cli  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
-from xsp.bound import Bound, curves, text  # noqa: E402
+from xsp.bound import Bound, curves, targets, text  # noqa: E402
 from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
 from xsp.errors import AnalysisError, BenchError, DeviceError, UsageError  # noqa: E402
 
@@ -156,6 +156,15 @@ def test_a_product_without_timings_has_the_operators_and_the_precision_of_its_ki
     assert timed.rungs["ceiling"].sequential == found["H100"].rungs["ceiling"].sequential, "whether or not it is timed"
     untimed = xsp.bound.of(model, device="H100", timings=folder, batch=4)
     assert f"xsp bench {untimed.graph.name} --device cuda --batch 4" in untimed.absent["replayed"]
+
+
+def test_what_takes_the_missing_timings_of_a_product_runs_where_it_is() -> None:
+    for device, says in (
+        ("H200", "xsp bound 'a b' --curve --fill 5m --device cuda:0 where H200 is, and xsp bench --export there"),
+        ("cuda:1", "xsp bound 'a b' --device cuda:1 --curve --fill 5m"),
+    ):
+        assert targets.filled(f"xsp bound 'a b' --device {device} --curve", "5m").startswith(says)
+    assert targets.filled("xsp bound x", "60s") == "xsp bound x --fill 60s"
 
 
 def test_a_product_without_peak_rates_has_its_timings_and_no_ceiling(model: str, tmp_path: Path) -> None:

@@ -229,9 +229,8 @@ def _ceiling(parts: _Parts, target: Target, may_measure: bool) -> Ceiling | str:
         except AnalysisError as error:
             if recordedcalls.has_device_work(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
-    elif target.stored is not None:
-        name = target.stored.environment.device_name
-        return f"no peak rates of {name} are known: quote them in a file that {ceilings.VARIABLE} names"
+    elif target.unquoted:
+        return target.unquoted
     return roof.of_machine(may_measure)
 
 

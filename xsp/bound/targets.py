@@ -6,6 +6,8 @@ product (`H200`) has quoted peak rates and, if the folder holds timings of it, t
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +55,14 @@ class Target:
         if self.stored is not None:
             return str((self.stored.environment.device or {}).get("kind"))
         return "" if self.quoted is None else self.quoted.kind
+
+    @property
+    def unquoted(self) -> str:
+        """Why a product that has timings has no peak rates; empty for all others."""
+        if self.device is not None or self.quoted is not None or self.stored is None:
+            return ""
+        name = self.stored.environment.device_name
+        return f"no peak rates of {name} are known: quote them in a file that {ceilings.VARIABLE} names"
 
     def check(self, trace: Trace | None, on_device: bool) -> None:
         """Refuse a trace of another device than that of the timings.
@@ -135,6 +145,28 @@ def bench_command(graph: Graph, device: str | None) -> str:
     words += [f"--batch {settings['batch']}"] if settings.get("batch") not in (None, 1) else []
     words += ["--train"] if settings.get("train") else []
     return " ".join(["xsp bench", graph.name, *words])
+
+
+def filled(command: str, budget: str) -> str:
+    """Return a command that takes missing timings: here, or of a product where it is.
+
+    Args:
+        command: the command without `--fill`, as a user types it.
+        budget: the value of `--fill`.
+    """
+    words = shlex.split(command)
+    product = product_of(words)
+    if product is None:
+        return f"{command} --fill {budget}"
+    place = words.index("--device")
+    elsewhere = shlex.join([*words[:place], *words[place + 2 :], "--fill", budget])
+    return devices.timed_elsewhere(elsewhere, product)
+
+
+def product_of(words: Sequence[str]) -> str | None:
+    """Return the product that a command names by `--device`; None for a device of a machine, and without the option."""
+    name = words[words.index("--device") + 1] if "--device" in words[:-1] else None
+    return None if name is None or devices.is_id(name) else name
 
 
 def how_to_time(graph: Graph, device: str | None) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp import terminal
+from xsp.bound import targets
 from xsp.bound.ladder import Bound, Rung
 from xsp.bound.section import is_foreign, section
 from xsp.bound.timed import NOT_TIMED, can_time_here
 from xsp.bound.totals import Coverage, Total
-from xsp.device import devices
 
 
 def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> str:
@@ -33,7 +33,7 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = is_foreign(bound)
-    is_here = "--device" not in options or devices.is_id(options[options.index("--device") + 1])
+    is_here = targets.product_of(options) is None
     can_time = not foreign and is_here and can_time_here(bound.graph)
     if not ceiling.coverage.nodes:
         if foreign and "--device" not in options:
