@@ -114,6 +114,7 @@ def test_a_users_file_gives_a_dictionary_among_several_inputs(tmp_path):
     [
         ("resnet50", "is not the name of a model; write torchvision:NAME"),
         ("keras:resnet50", "there is no source 'keras'"),
+        ("transformers:x.pt2", "a program in a file is no model of transformers; write x.pt2"),
         ("torchvision:resnet5", "did you mean resnet50"),
         ("timm:vit_tiny", "did you mean"),
         ("transformers:brt", "did you mean"),

@@ -49,7 +49,7 @@ OTHERS = {
         importers/traceevents.py _pieces
         _PieceReader._isolate; otlp/send.py _FileSender.__init__; record/output.py _belongs_to_job; report/tablefiles.py
         text; share/loadworker.py _build _time; share/measuring.py _drop _set_state resident_share; share/serving.py
-        Serving.__init__; store/loop.py append
+        Serving.__init__; share/wire.py device_number; store/loop.py append
     """,
     "a folder, to lock it or to name its files": "rundir.py lock; table.py _by_descriptor",
     "named on the command line, in a manifest that is trusted, or by the program that is profiled": """

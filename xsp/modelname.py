@@ -41,6 +41,11 @@ class ModelName:
         return self.source not in LIBRARIES and self.source.endswith(PROGRAM_ENDINGS)
 
     @property
+    def is_program_in_library(self) -> bool:
+        """Whether it names the file of a program as if it were a model of a library: there is none of such a name."""
+        return self.source in LIBRARIES and self.name.lower().endswith(PROGRAM_ENDINGS)
+
+    @property
     def file(self) -> str | None:
         """The file that is read to build the model; None if none is."""
         if self.is_python or self.is_program:

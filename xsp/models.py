@@ -128,6 +128,8 @@ def build(spec: str, settings: Settings, device: str = "cpu") -> ModelCall | Cal
     if not parsed.is_python and source not in _SOURCES:
         sources = ", ".join(_SOURCES)
         raise ModelError(f"{spec!r}: there is no source {source!r}; there are {sources} and file.py:function")
+    if parsed.is_program_in_library:
+        raise ModelError(f"{spec!r}: a program in a file is no model of {source}; write {name}")
     if parsed.options and source != "transformers":
         raise ModelError(f"{spec!r}: models of {source} have no options; omit what follows the question mark")
     torch = _library("torch", "xsp[torch]")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from xsp.bench.environment import current_environment  # noqa: E402
 from xsp.bench.spec import AS_RUN, CacheState, Loss, Status  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
 from xsp.device import devices  # noqa: E402
-from xsp.errors import DeviceError  # noqa: E402
+from xsp.errors import BenchError, DeviceError  # noqa: E402
 from xsp.sections import Table  # noqa: E402
 
 MODEL = """
@@ -83,6 +86,9 @@ def test_a_model_is_timed_on_a_device_with_its_whole_step(
     assert "7 taken now" not in page
     assert f"{standin.PRODUCT}, torch {torch.__version__}" in page
     assert re.search(r"cold\s+issue", page)
+    assert "its clocks were lowered while 6 of 6 were taken; repeat with --again" in page
+    assert cli.main(["bound", model, "--device", "standin", "--timings", str(folder)]) == 0
+    assert "timings: its clocks were lowered while 4 of 4 were taken" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["bench", "--list", "--timings", str(folder)]) == 0
     assert standin.PRODUCT in capsys.readouterr().out
     assert not Timings.open(folder), "timings of a device are not those of the processor"
@@ -285,3 +291,20 @@ def test_fixed_work_that_hangs_or_ends_its_process_after_blocks_is_named_and_no_
     (timing,) = bench.fill([spec], timings, 120, device=device, limits=limits)
     assert timing.status is Status.OK
     assert re.search(says, timing.reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signal_name", "says"), [("SIGKILL", "ended unexpectedly .SIGKILL."), ("SIGSTOP", "did not begin to time within")]
+)
+def test_a_process_that_does_not_begin_its_sitting_is_an_error_with_the_reason(
+    signal_name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [spec for spec, _ in bench.specs(xsp.graph.of(torch.nn.Linear(4, 4), torch.zeros(1, 4)))]
+    with turns.Turns(1) as worker:
+        worker.start()
+        assert worker._process is not None
+        os.kill(worker._process.pid, getattr(signal, signal_name))
+        monkeypatch.setattr(turns, "START_S", 0.5)
+        with pytest.raises(BenchError, match=says):
+            worker.sit(specs, time.monotonic() + 0.1)

@@ -19,7 +19,7 @@ from xsp import bench, cli  # noqa: E402
 from xsp.bench import steps  # noqa: E402
 from xsp.bench.environment import Environment, current_environment  # noqa: E402
 from xsp.bench.timings import Timings  # noqa: E402
-from xsp.bound import Bound, curves, text  # noqa: E402
+from xsp.bound import Bound, curves, targets, text  # noqa: E402
 from xsp.bound.ladder import LAUNCHES, NEIGHBOURS, Rung  # noqa: E402
 from xsp.errors import AnalysisError, BenchError, DeviceError, UsageError  # noqa: E402
 
@@ -140,6 +140,47 @@ def test_blocks_of_calls_are_timed_on_a_device_and_compared_with_its_replayed_st
     assert "blocks" in capsys.readouterr().out
 
 
+def test_a_product_without_timings_has_the_operators_and_the_precision_of_its_kind(model: str, tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3), torch.nn.BatchNorm2d(64)).train()
+    image, folder = torch.zeros(8, 64, 56, 56), tmp_path / "timings"
+    found = {name: xsp.bound.of(net, image, device=name, timings=folder, train=True) for name in ("H100", "MI300X")}
+    norms = {name: next(n.call.op for n in bound.graph.computing if "batch_norm" in n.call.op)
+             for name, bound in found.items()}  # fmt: skip
+    assert norms == {"H100": "aten::cudnn_batch_norm", "MI300X": "aten::native_batch_norm"}
+    assert {name: bound.settings.get("convolutions") for name, bound in found.items()} == {
+        "H100": "tf32", "MI300X": None,
+    }  # fmt: skip
+    timings = Timings.open(folder, Environment({"device": {"kind": "cuda", "name": "NVIDIA H100 80GB HBM3"}}))
+    timings.add([recordeddevice._timing(steps.specs(found["H100"].graph)[0], 1e6, host_ns=1e5)])
+    timed = xsp.bound.of(net, image, device="H100", timings=folder, train=True)
+    assert timed.rungs["ceiling"].sequential == found["H100"].rungs["ceiling"].sequential, "whether or not it is timed"
+    untimed = xsp.bound.of(model, device="H100", timings=folder, batch=4)
+    assert f"xsp bench {untimed.graph.name} --device cuda --batch 4" in untimed.absent["replayed"]
+
+
+def test_what_takes_the_missing_timings_of_a_product_runs_where_it_is() -> None:
+    for device, says in (
+        ("H200", "xsp bound 'a b' --curve --fill 5m --device cuda:0 where H200 is, and xsp bench --export there"),
+        ("cuda:1", "xsp bound 'a b' --device cuda:1 --curve --fill 5m"),
+    ):
+        assert targets.filled(f"xsp bound 'a b' --device {device} --curve", "5m").startswith(says)
+    assert targets.filled("xsp bound x", "60s") == "xsp bound x --fill 60s"
+
+
+def test_a_product_without_peak_rates_has_its_timings_and_no_ceiling(model: str, tmp_path: Path) -> None:
+    environment = Environment({"device": {"kind": "cuda", "name": "NVIDIA FooBar 9000"}, "torch": "2"})
+    timings, graph = Timings.open(tmp_path, environment), xsp.graph.of(model, device="cuda")
+    pairs = bench.specs(graph, environment=environment)
+    timings.add([recordeddevice._timing(spec, 1e6, cold_ns=2e6) for spec, _ in pairs])
+    found = xsp.bound.of(model, device="FooBar", timings=tmp_path)
+    assert found.rungs["as_run"].sequential == 6e6
+    assert found.caches_text.endswith(", 12.0 ms with cold ones")
+    assert found.absent["ceiling"].startswith("no peak rates of NVIDIA FooBar 9000 are known: quote them in a file")
+    assert "no peak rates of NVIDIA FooBar 9000" in text.page(found, model, step="--device FooBar")
+    with pytest.raises(AnalysisError, match="no ceiling of the device"):
+        xsp.bound.of(model, device="BarFoo", timings=tmp_path)
+
+
 def test_bad_requests_are_one_error_each(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     folder = tmp_path / "timings"
@@ -248,6 +289,27 @@ def test_what_limits_a_recorded_step_is_a_sentence(name: str, sentence: str, rec
     assert "--fill" not in page, "the calls of a product cannot be timed here"
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("transformers-bert-b8", "its calls alone take 6.00 ms with warm caches, 6.93 ms with cold ones: they explain "
+         "up to 938 µs of the 973 µs that the replayed step takes longer"),
+        ("timm-vit_base_patch16_224-b16", "its calls alone take 16.5 ms with warm caches, 16.9 ms with cold ones: they "
+         "explain all of the "),
+        deep("torchvision-resnet50-b32", "its calls alone take 5.21 ms with warm caches, 5.73 ms with cold ones"),
+    ],
+)  # fmt: skip
+def test_how_much_of_a_longer_replayed_step_cold_caches_explain_is_said(
+    name: str, sentence: str, recorded: tuple[Path, Timings]
+) -> None:
+    found, _ = bound_of(recorded, name)
+    assert found.caches_text.startswith(sentence)
+    entry = next(each for each in recordeddevice.read(recorded[0])["models"] if recordeddevice.step_name(each) == name)
+    cold_ns = sum(call["cold_ms"] * call["count"] for call in entry["calls"]) * 1e6
+    assert found.settings["as_run_cold_ns"] == pytest.approx(cold_ns, rel=2e-3), "equal calls of other steps are one"
+    assert found.caches_text[:60] in " ".join(text.page(found, "graph.json", step="--device H200").split())
+
+
 @pytest.mark.slow
 def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(recorded: tuple[Path, Timings]) -> None:
     name = "torchvision-resnet50-b1"
@@ -259,6 +321,28 @@ def test_the_step_alone_is_the_measured_one_and_not_that_under_a_profiler(record
     alone = xsp.bound.of(trace, device="H200", timings=recorded[1].folder.parent / "none")
     assert [rung.value for rung in alone.ladder] == ["ceiling", "in_place", "measured"]
     assert "there are no timings of H200" in alone.absent["as_run"]
+
+
+@pytest.mark.slow
+def test_peak_rates_of_another_product_than_that_of_a_trace_are_noted(recorded: tuple[Path, Timings]) -> None:
+    trace = recorded[0] / "traces" / "torchvision-resnet50-b1.json.gz"
+    for device, notes in (("A100", ["ceiling: of A100 SXM4 80GB, and torchvision-resnet50-b1 ran on NVIDIA H200"]),
+                          ("H200", [])):  # fmt: skip
+        found = xsp.bound.of(trace, device=device, timings=recorded[1].folder.parent / "none")
+        assert [
+            text.partition(":")[0] + ":" + text.split(":")[1] for text in found.problems if "ran on" in text
+        ] == notes
+
+
+def test_a_damaged_description_of_timings_is_said(recorded: tuple[Path, Timings], tmp_path: Path) -> None:
+    folder = tmp_path / "timings"
+    file = tmp_path / "h200.parquet"
+    recorded[1].export(file)
+    Timings.open(folder).import_file(file)
+    for description in (folder / "environments").iterdir():
+        description.write_text('{"broken')
+    found = xsp.bound.of(recorded[0] / "graphs" / "torchvision-resnet50-b1.json.gz", device="H200", timings=folder)
+    assert any("the description of an environment cannot be read" in problem for problem in found.problems)
 
 
 def test_a_run_of_another_device_is_refused(recorded: tuple[Path, Timings], tmp_path: Path) -> None:

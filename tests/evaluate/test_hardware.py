@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import standin
 from evaluations import show_nothing
 
+from xsp import cli
 from xsp.device import devices
 from xsp.device.processor import Processor
 from xsp.errors import ManifestError
@@ -40,6 +41,16 @@ def test_a_manifest_chooses_a_device_by_name(tmp_path: Path, monkeypatch: pytest
     assert hardware.processor_note(Hardware()) == []
     with pytest.raises(ManifestError, match="'any' is required, here are none"):
         hardware.usable(Hardware(gpu="any"))
+
+
+def test_a_misspelled_choice_of_a_device_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("model: {name: x, source: 'micro:path-3'}\nhardware: {gpuu: any, gpu: no such device}\n")
+    assert cli.main(["evaluate", "run", str(manifest), "--store", str(tmp_path / "store")]) != 0
+    assert "hardware.gpuu is kept but not used; did you mean gpu" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_device_that_is_busy_is_refused_and_one_that_was_usable_is_not_asked_again(

@@ -94,6 +94,8 @@ def test_a_device_without_a_table_has_the_operators_of_the_processor_and_other_n
     assert "native_batch_norm" in operators(net, image, train=True, device="hip")
     with pytest.raises(UsageError, match=r"--device H200: give one of cpu, cuda, hip"):
         xsp.graph.of(net, image, device="H200")
+    with pytest.raises(UsageError, match=r"--device cuda:x: write cuda, or its number, too: cuda:0"):
+        xsp.graph.of(net, image, device="cuda:x")
     with pytest.raises(UsageError, match=r"omit --device, or --by export"):
         xsp.graph.of(net, image, device="cuda", by="export")
 

@@ -71,8 +71,12 @@ def test_what_is_not_timed_or_not_here_is_one_error(
 ) -> None:
     standin.install(tmp_path / "site", monkeypatch)
     folder = tmp_path / "timings"
-    with pytest.raises(AnalysisError, match=r"xsp bench .*net --train --device standin, or --fill 60s"):
+    with pytest.raises(AnalysisError, match=r"xsp bench .*net --device standin --train, or --fill 60s"):
         timedstep.of(model, device="standin", timings=folder)
+    for product, kind in (("H200", "cuda"), ("MI300X", "hip")):  # nothing of it can be timed here
+        how = rf"net --train --device {kind}:0 where {product} is, and xsp bench --export there, --import here$"
+        with pytest.raises(AnalysisError, match=how):
+            timedstep.of(model, device=product, timings=folder)
     with pytest.raises(DeviceError, match="there is no device standin:7 here"):
         timedstep.of(model, device="standin:7", timings=folder)
     with pytest.raises(UsageError, match="is the name of a product, whose calls cannot be timed here"):

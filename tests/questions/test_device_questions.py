@@ -63,6 +63,17 @@ def test_a_model_is_advised_on_a_device_that_is_named(
     assert "the device waits for the host" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
+def test_a_device_that_cannot_be_used_to_time_a_model_is_an_error(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standin.install(tmp_path / "site", monkeypatch, obstacle="standin:0 is busy")
+    words = ["advise", model, "--device", "standin", "--timings", str(tmp_path / "timings"), "--fill", "10s"]
+    assert cli.main(words) != 0
+    assert "xsp: error: standin:0 is busy" in capsys.readouterr().err
+    assert not (tmp_path / "timings").exists()
+
+
 def test_a_device_that_is_not_here_is_refused_before_anything_is_captured(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

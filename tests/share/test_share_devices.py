@@ -271,6 +271,7 @@ def test_a_device_that_goes_is_one_error_for_clients_and_the_host_is_served(
         ):
             attach_weights(other, there.folder)
         assert client.attach(other, there.folder).tensors, "the host's store goes on"
+        assert wire.device_number(there.folder, wire.device_socket(fakecuda.UUID)) == "0"
         assert not fakecuda.has_ended(keeper), "it has a client"
         del held
         gc.collect()
@@ -302,8 +303,10 @@ def test_a_device_store_that_ends_as_a_client_connects_is_told_from_the_host_s(
     with running_store(tmp_path / "s") as there:
         listening = listening_at(there.folder)
         assert asked(lambda: attach_weights(path, there.folder)) == f"{alone}device: xsp share serve --device 0"
-        listening = listening_at(there.folder)
-        assert asked(lambda: devices.check(there.folder)) == f"{alone}device: xsp share serve --device N"
+        for noted, named in (("", "0, or the device's other number (xsp doctor lists devices)"), ("3", "3")):
+            (there.folder / wire.lock_of(wire.device_socket(fakecuda.UUID))).write_text(noted)
+            listening = listening_at(there.folder)
+            assert asked(lambda: devices.check(there.folder)) == f"{alone}device: xsp share serve --device {named}"
         listening = listening_at(there.folder)
         said = asked(lambda: attach_weights(path, there.folder), there.end)
         assert said == "the store ended before it answered; start one (xsp share serve) and attach again"
@@ -343,7 +346,7 @@ def test_a_device_that_cannot_be_served_is_one_error(
 ) -> None:
     if "LD_LIBRARY_PATH" in variables and driver_is_there():
         pytest.skip("there is a driver here")
-    words = ["share", "serve", "--dir", str(tmp_path / "s"), "--capacity", "1MiB", "--device", "0"]
+    words = ["share", "serve", "--dir", str(tmp_path / "s"), "--capacity", "1MiB", "--device", "cuda:0"]
     done = subprocess.run(
         [sys.executable, "-m", "xsp", *words],
         env={**os.environ, **standing.environment(**variables)},
@@ -361,6 +364,13 @@ def driver_is_there() -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:x", "tpu:0", "-1"])
+def test_what_is_no_number_of_a_device_is_one_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["share", "serve", f"--device={name}"])
+    assert f"{name!r}: write a number as PyTorch has it, 0 or cuda:0" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_device_that_there_is_not_is_one_error(standing: StandIn) -> None:

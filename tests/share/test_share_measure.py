@@ -173,7 +173,10 @@ class Ending(torch.nn.Module):
         torch.mm(torch.ones(2000, 2000), torch.ones(2000, 2000))  # computes while it is built, on all threads
 
     def forward(self, x):
-        if os.environ.get("ENDS") == "always" or os.environ.get("ENDS") and not self.w.requires_grad:
+        ends = os.environ.get("ENDS")
+        if ends == "quietly" and not self.w.requires_grad:
+            os._exit(0)
+        if ends == "always" or ends == "loaded" and not self.w.requires_grad:
             os.kill(os.getpid(), signal.SIGSEGV)
         return torch.mm(x, self.w)
 
@@ -192,12 +195,13 @@ def test_a_model_that_computes_while_it_is_built_is_measured_and_one_that_crashe
     found = measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], concurrent=0)
     assert found.turns == 3
     assert not found.memory
-    for ends, who in (
-        ("loaded", "attach|load_file|torch.load: the process"),
-        ("always", "the process for 'prepare'"),
+    for ends, who, how in (
+        ("loaded", "(attach|load_file|torch.load): the process", "SIGSEGV"),
+        ("quietly", "(attach|load_file|torch.load): the process", "exit code 0"),
+        ("always", "the process for 'prepare'", "SIGSEGV"),
     ):
         monkeypatch.setenv("ENDS", ends)
-        with pytest.raises(ShareError, match=rf"{who}( process)? ended \(SIGSEGV\)"):
+        with pytest.raises(ShareError, match=rf"{who} ended \({how}\)"):
             measuring.measure(f"{tmp_path}/ending.py:build", turns=3, states=[WARM], concurrent=0)
 
 
@@ -255,3 +259,6 @@ def test_a_device_that_cannot_be_loaded_onto_is_one_error(
         measuring.measure(f"{tmp_path}/tied.py:build", turns=3, device="standin:0")
     assert cli.main(["share", "measure", "x.safetensors", "--processes", "1"]) == 2
     assert "--processes: 2 or more" in capsys.readouterr().err
+    assert cli.main(["share", "measure", str(tmp_path / "none.safetensors")]) != 0
+    note = f"weights are loaded into the host's memory, not onto {standin.PRODUCT}: --device standin:0"
+    assert note in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xsp import account, frameworks
 from xsp.advise import calls, faults, registry
 from xsp.advise.advice import Advice, AdviceContext, CoveredElsewhere, Needs, Step
-from xsp.errors import UsageError, XspError, nearest
+from xsp.errors import DeviceError, UsageError, XspError, nearest
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
@@ -70,6 +70,7 @@ def of(
     Raises:
         UsageError: there is no such question.
         TraceError: there is no such run, or it cannot be read.
+        DeviceError: the device on which the calls of a model were to be timed cannot be used.
     """
     context = subject if isinstance(subject, AdviceContext) else context_of(subject, settings, max_needs)
     advice: list[Advice] = []
@@ -87,6 +88,8 @@ def of(
         except CoveredElsewhere:
             continue
         except XspError as error:
+            if isinstance(error, DeviceError) and context.trace is None:
+                raise  # nothing else answers for a model whose calls were to be timed there
             unanswered[question.name] = str(error)
     framework = context.trace.run.framework if context.trace is not None else None
     advice, foreign = _in_words_of(framework, advice)

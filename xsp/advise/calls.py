@@ -17,6 +17,7 @@ from xsp.account import entries as names
 from xsp.account.entries import Side
 from xsp.advise import steptime
 from xsp.advise.advice import MOST_SPANS, AdviceContext, CoveredElsewhere, Place
+from xsp.device import devices
 from xsp.errors import AnalysisError
 from xsp.schema import INPUT_TENSORS, SCALARS, Kind, Level
 from xsp.stats import Interval
@@ -482,6 +483,9 @@ def step_ms(context: AdviceContext) -> float:
     step = context.step
     if step is None or not step.ms.value:
         if context.trace is None:
-            raise AnalysisError("too few of its calls are timed here: take them first, --fill 60s")
+            product = context.settings.get("device")
+            is_elsewhere = product is not None and not devices.is_id(product)
+            how = devices.timed_elsewhere("xsp bench MODEL", str(product)) if is_elsewhere else "--fill 60s"
+            raise AnalysisError(f"too few of its calls are timed here: take them first, {how}")
         raise AnalysisError("no step was timed: record more steps")
     return step.ms.value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,9 @@ AS_RUN = "as-run"
 
 OTHER_PRECISION = frozenset(["autocast-bfloat16", "tf32"])
 """Variants that compute in another precision: their times enter no bound, and their errors are their results."""
+
+SLOWED = "slowed: "
+"""Beginning of the part of a timing's reason that its device gave: lowered clocks, for example."""
 
 RUNTIMES = "xsp.runtimes"
 """Entry points of runtimes, which run blocks: classes with a method `prepare`, like `xsp.bench.torchcalls.Torch`."""
@@ -216,6 +221,18 @@ def slowdown_text(ratio: float) -> str:
     """
     amount = f"{ratio:,.0f} times as long" if ratio >= 10 else f"{100 * (ratio - 1):.0f} % longer"
     return f"up to {amount} in its slowest round"
+
+
+def slowed(timings: Iterable[Timing]) -> list[str]:
+    """Return what slowed the device of some timings while they were taken, as it said, with the number of timings."""
+    considered = list(timings)
+    parts = Counter(
+        part.removeprefix(SLOWED)
+        for timing in considered
+        for part in dict.fromkeys(timing.reason.split("; "))
+        if part.startswith(SLOWED)
+    )
+    return [f"{part} while {count} of {len(considered)} were taken" for part, count in parts.most_common()]
 
 
 def untimed(spec: Spec, status: Status = Status.MISSING, reason: str = "", environment: str = "") -> Timing:

@@ -8,7 +8,7 @@ from typing import Any
 
 from xsp.bench.plan import coverage, overheads
 from xsp.bench.repeatability import Check
-from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowdown_text, spec_of
+from xsp.bench.spec import AS_RUN, Spec, Status, Timing, slowdown_text, slowed, spec_of
 from xsp.bench.timings import Timings
 from xsp.scrub import plain
 from xsp.sections import Part, Section, Table, Text
@@ -69,6 +69,7 @@ def fill_document(
         columns = ("operators, shapes", "count", "time_ns", "±_percent", "all_ns", *sides, "conditions")
         parts.append(Table(columns, rows))
     parts += map(Text, _reasons((timing, count) for timing, count in entries if not timing.is_timed))
+    parts += [Text(f"{text}; repeat with --again") for text in slowed(timing for timing, _ in timed)]
     drift = max((timing.canary_ratio or 1 for timing in new_timings), default=1)
     if drift >= 1.05:
         parts.append(Text(f"disturbed: fixed work took {slowdown_text(drift)} meanwhile; repeat with --again"))

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from xsp import processes
-from xsp.bench.spec import Spec, Status, Timing, slowdown_text, untimed
+from xsp.bench.spec import SLOWED, Spec, Status, Timing, slowdown_text, untimed
 from xsp.bench.worker import BESIDE, CELL, LEAST_KNOWN_BYTES, LOST
 from xsp.device.contract import Device, Fault
 from xsp.device.processor import Processor
@@ -245,6 +245,8 @@ class Turns:
         is_late = not self._process.has_ended()
         index, since = CELL.unpack(self._cell[:])
         code = self._end()
+        if since == 0 and is_late:
+            raise BenchError(f"the timing process did not begin to time within {START_S:.0f} s")
         if since == 0 or not 0 <= index < len(specs) or index in answers:
             if is_late or answers or code == LOST:  # the others are timed in another process
                 return None
@@ -316,7 +318,7 @@ def _with_drift(timing: Timing, ratio: float | None, note: str = "") -> Timing:
     ratio = max(filter(None, (ratio, timing.canary_ratio)), default=None)
     if timing.trimmed_ns is None or ratio is None:
         return replace(timing, taken_ns=timing.taken_ns or time.time_ns(), xsp=__version__)
-    reasons = [text for text in (timing.reason, note) if text]
+    reasons = [text for text in (timing.reason, note and f"{SLOWED}{note}") if text]
     if ratio >= DISTURBED:
         reasons.append(f"disturbed: fixed work beside it took {slowdown_text(ratio)}")
     return replace(timing, canary_ratio=ratio, reason="; ".join(reasons))

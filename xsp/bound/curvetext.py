@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xsp import sections, terminal
+from xsp.bound import targets
 from xsp.bound.construct import Construction
 from xsp.bound.curves import Curve
 from xsp.scrub import plain
@@ -21,7 +22,7 @@ def page(curve: Curve, source: str, step: str = "") -> str:
     """Return the curve as text, and the command that times the missing blocks."""
     is_partial = any(point.construction.is_lower_limit for point in curve.points)
     command = f"{shlex.quote(source)} {step}".rstrip()
-    return terminal.page(section(curve), f"xsp bound {command} --curve --fill 5m" if is_partial else "")
+    return terminal.page(section(curve), targets.filled(f"xsp bound {command} --curve", "5m") if is_partial else "")
 
 
 def _remarks(curve: Curve) -> Iterator[str]:

@@ -110,6 +110,9 @@ _DIFFERENCE_NAMES: Mapping[tuple[Rung, Rung], str] = {
     (Rung.ISSUED, Rung.MEASURED): WAITING,
 }
 
+_CACHES = {"warm": "with warm caches", "chain": "with the caches of a step"}
+"""States of the caches in words; with cold ones there is nothing to compare."""
+
 WORTH_A_CAPTURE = 1.05
 """Measured step ÷ work of the device, below which a capture gives nothing worth its trouble."""
 
@@ -238,6 +241,20 @@ class Bound:
             return ""
         less = "" if captured is None else f"; captured {captured:.3g} J"
         return f"energy: {joules:.3g} J a step that is waited for, {self.settings['watts']:.0f} W{less}"
+
+    @property
+    def caches_text(self) -> str:
+        """What the calls alone take with cold caches, and how much of a longer replayed step they explain; or empty."""
+        state, cold_ns = str(self.settings.get("state")), self.settings.get("as_run_cold_ns")
+        alone_ns, replayed_ns = (self.rungs[rung.value].sequential for rung in (Rung.AS_RUN, Rung.REPLAYED))
+        if cold_ns is None or alone_ns is None or cold_ns <= alone_ns or state not in _CACHES:
+            return ""
+        alone = f"its calls alone take {ns_text(alone_ns)} {_CACHES[state]}, {ns_text(cold_ns)} with cold ones"
+        if replayed_ns is None or replayed_ns <= alone_ns:
+            return alone
+        most_ns, more_ns = cold_ns - alone_ns, replayed_ns - alone_ns
+        explained = "all of" if most_ns >= more_ns else f"up to {ns_text(most_ns)} of"
+        return f"{alone}: they explain {explained} the {ns_text(more_ns)} that the replayed step takes longer"
 
     @property
     def scope(self) -> str:

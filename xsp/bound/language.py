@@ -187,7 +187,10 @@ def of(
     timed_lengths = spaced_lengths(lengths)
     is_product = device is not None and not devices.is_id(device)
     if is_product and (fill is not None or measure is not None or like is not None):
-        raise UsageError("--device has quoted ceilings and no timings: omit --fill, --measure and --like")
+        raise UsageError(
+            f"--device {device} is the name of a product, whose steps cannot be timed here: omit --fill, --measure and "
+            "--like"
+        )
     if not (math.isfinite(skew) and skew >= 0):
         raise UsageError(f"a skew of {skew:g}: give 0 for equally likely experts, or an exponent above 0")
     if measure is not None and not isinstance(source, str):
@@ -200,7 +203,7 @@ def of(
     decode_graphs = _capture_lengths(source, DECODE, timed_lengths, batch, seed)
     prefill_graphs = _capture_prefill(source, timed_lengths, batch, seed)
     thread_count = threads or default_threads(None if stored is None else stored.environment)
-    ceiling = target.quoted or roof.of_machine(fill is not None, device=target.device)
+    ceiling = target.quoted or target.unquoted or roof.of_machine(fill is not None, device=target.device)
     all_graphs = [*decode_graphs.values(), *(prefill_graphs.values() if not isinstance(prefill_graphs, str) else ())]
     if stored is not None and fill is not None:
         _fill(all_graphs, stored, thread_count, fill, progress, target.device)

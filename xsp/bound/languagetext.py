@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp import terminal
+from xsp.bound import targets
 from xsp.bound.language import DECODE, Language, LengthCurve, LengthPoint
 from xsp.bound.polynomials import Polynomial
 from xsp.scrub import plain
@@ -141,10 +142,9 @@ def _batches(language: Language) -> Iterator[str]:
 def _next(language: Language, source: str, command: str) -> str:
     base = f"xsp bound {shlex.quote(source)} {command}".rstrip()
     points = [point for curve in language.curves for point in curve.points]
-    if language.settings.get("environment") is None:
-        return f"xsp bound {shlex.quote(source)} {command} --fill 60s, on the device"
-    if any(not point.coverage.is_complete for point in points):
-        return f"{base} --fill 60s"
+    is_timed = language.settings.get("environment") is not None
+    if not is_timed or any(not point.coverage.is_complete for point in points):
+        return targets.filled(base, "60s")
     if any(point.measured is None for point in points) and not language.settings.get("device"):
         return f"{base} --measure 30s"
     return f"{base} --html curves.html"

@@ -84,8 +84,9 @@ def _conditions(bound: Bound) -> Iterator[str]:
         yield f"timings of {settings['machine']}"
     if settings.get("processor_note") or bound.limit_text:
         yield settings.get("processor_note") or bound.limit_text
-    if bound.energy_text:
-        yield bound.energy_text
+    for text in (bound.caches_text, bound.energy_text):
+        if text:
+            yield text
     yield bound.scope_note
 
 

@@ -110,8 +110,8 @@ def of(
     if not target.is_processor and threads is not None:
         raise UsageError(f"--threads is of the processor: omit it, or --device {device}")
     like_timings = None if like is None or not target.is_processor else timed.open_timings(timings, like)
-    if target.stored is not None and "device" in graphs.supported_options(source):
-        model_options["device"] = str((target.stored.environment.device or {}).get("kind"))
+    if target.kind and "device" in graphs.supported_options(source):
+        model_options["device"] = target.kind
     graph, loaded = planned.of(source, args, trace, model_options)
     if not graph.computing:
         raise GraphError(f"{graph.name}: none of its calls computes anything, so there is no bound")
@@ -126,10 +126,14 @@ def of(
     target.check(loaded, on_device)
     cores = 1 if target.stored is not None else processes.cores()
     parts = _Parts(graph, loaded, partial, cores, tuple(node.computes for node in graph.nodes), join=pairs)
-    parts.problems += [*notes, *target.notes, *(f"{problem.where}: {problem.reason}" for problem in graph.problems)]
+    parts.problems += [*notes, *target.notes, *targets.foreign_notes(device, target, loaded)]
+    parts.problems += [f"{problem.where}: {problem.reason}" for problem in graph.problems]
     _mark_absent(parts, Rung.MEASURED, "there is no trace: record one with xsp profile, and give --run DIR")
     if loaded is not None:
         _add_trace(parts, loaded, calls)
+    if loaded is None and (precision := devices.convolution_precision(target.kind)) is not None:
+        # torch's default; a matrix product uses tensor cores only if the program asks for it
+        parts.settings["convolutions"] = precision
     ceiling = _ceiling(parts, target, fill is not None)
     foreign = target.stored is None and (not target.is_processor or recordedcalls.is_foreign(loaded))
     if foreign and device is None and any(option is not None for option in (fill, granularity, like)):
@@ -225,6 +229,8 @@ def _ceiling(parts: _Parts, target: Target, may_measure: bool) -> Ceiling | str:
         except AnalysisError as error:
             if recordedcalls.has_device_work(trace) or trace.run.machine.cpu != machine.cpu_model():
                 return f"{error}; or name the device: --device NAME"
+    elif target.unquoted:
+        return target.unquoted
     return roof.of_machine(may_measure)
 
 
@@ -307,7 +313,9 @@ def _add_timings(
     }
     if stored.environment.device is not None:
         kind = stored.environment.device.get("kind")
-        parts.settings |= {"device": stored.environment.device_name, "device_kind": kind}
+        parts.settings |= {
+            "device": stored.environment.device_name, "device_kind": kind, "as_run_cold_ns": lookup.cold_ns,
+        }  # fmt: skip
         if (precision := devices.convolution_precision(str(kind))) is not None:
             # torch's default; a matrix product uses tensor cores only if the program asks for it
             parts.settings["convolutions"] = precision
@@ -323,6 +331,7 @@ def _add_timings(
             f"timings: fixed work took {slowdown_text(lookup.drift)} while they were taken: the machine was busy; "
             f"{lookup.disturbed_timings} of {lookup.used_timings} timings were disturbed"
         )
+    parts.problems += [f"timings: {text}" for text in lookup.slowed]
     parts.problems += stored.remarks[:3]
 
 
@@ -409,7 +418,7 @@ def _timed_totals(parts: _Parts, stored: Timings, granularity: int | None, threa
 def _whole_steps(parts: _Parts, stored: Timings | None) -> None:
     """Add the step as a whole on an accelerator: replayed, issued by the host and, without a run, measured."""
     timed_steps = {} if stored is None or stored.environment.device is None else steps.of(parts.graph, stored)
-    command = f"xsp bench {parts.graph.name} --device {parts.settings.get('device_kind')}"
+    command = targets.bench_command(parts.graph, parts.settings.get("device_kind"))
     untimed_reason = f"the whole step was not timed: {command}" if "device" in parts.settings else ""
     for rung in (Rung.REPLAYED, Rung.ISSUED):
         _mark_absent(parts, rung, untimed_reason or "only steps on an accelerator are captured and issued")

@@ -6,6 +6,8 @@ product (`H200`) has quoted peak rates and, if the folder holds timings of it, t
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +19,14 @@ from xsp.device import ceilings, devices
 from xsp.device.ceilings import Ceiling
 from xsp.device.contract import Device
 from xsp.errors import AnalysisError, UsageError
+from xsp.graph.node import Graph
 
 if TYPE_CHECKING:
     from xsp.store.trace import Trace
+
+
+MOST_REMARKS = 3
+"""Most files of timings that could not be read and are named."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,21 @@ class Target:
         """Whether the bound is of this processor, or of what a trace ran on."""
         return self.device is None and self.quoted is None and self.stored is None
 
+    @property
+    def kind(self) -> str:
+        """Kind of the accelerator or product, whose operators a step has there; empty for the processor, or unknown."""
+        if self.stored is not None:
+            return str((self.stored.environment.device or {}).get("kind"))
+        return "" if self.quoted is None else self.quoted.kind
+
+    @property
+    def unquoted(self) -> str:
+        """Why a product that has timings has no peak rates; empty for all others."""
+        if self.device is not None or self.quoted is not None or self.stored is None:
+            return ""
+        name = self.stored.environment.device_name
+        return f"no peak rates of {name} are known: quote them in a file that {ceilings.VARIABLE} names"
+
     def check(self, trace: Trace | None, on_device: bool) -> None:
         """Refuse a trace of another device than that of the timings.
 
@@ -56,6 +78,20 @@ class Target:
             raise UsageError(
                 f"{trace.name} ran on {ran_on}, and the timings are of {name}: give the --device of the run"
             )
+
+
+def foreign_notes(name: str | None, target: Target, trace: Trace | None) -> list[str]:
+    """Return a note if a trace ran on another product than the one by whose peak rates it is judged.
+
+    Args:
+        name: what `--device` names.
+        target: what a bound is of.
+        trace: the trace of the bound.
+    """
+    ran_on = None if trace is None else next(iter(trace.run.machine.devices), None)
+    if trace is None or name is None or target.quoted is None or ran_on is None or ceilings.is_named(name, ran_on):
+        return []
+    return [f"ceiling: of {target.quoted.name}, and {trace.name} ran on {ran_on}: omit --device, or name that"]
 
 
 def of(
@@ -98,9 +134,51 @@ def of(
         )
     if like is not None:
         raise UsageError(f"--device {name} selects the timings of that product: omit --like")
-    quoted = ceilings.ceiling_by_user_name(name)
     stored, notes = _of_product(name, timed.open_timings(timings, None))
-    return Target(None, quoted, stored, notes)
+    return Target(None, _quoted(name, is_timed=stored is not None), stored, notes)
+
+
+def bench_command(graph: Graph, device: str | None) -> str:
+    """Return the command that times the calls and the step of a graph."""
+    settings, words = graph.settings, []
+    words += [f"--device {device}"] if device else []
+    words += [f"--batch {settings['batch']}"] if settings.get("batch") not in (None, 1) else []
+    words += ["--train"] if settings.get("train") else []
+    return " ".join(["xsp bench", graph.name, *words])
+
+
+def filled(command: str, budget: str) -> str:
+    """Return a command that takes missing timings: here, or of a product where it is.
+
+    Args:
+        command: the command without `--fill`, as a user types it.
+        budget: the value of `--fill`.
+    """
+    words = shlex.split(command)
+    product = product_of(words)
+    if product is None:
+        return f"{command} --fill {budget}"
+    place = words.index("--device")
+    elsewhere = shlex.join([*words[:place], *words[place + 2 :], "--fill", budget])
+    return devices.timed_elsewhere(elsewhere, product)
+
+
+def product_of(words: Sequence[str]) -> str | None:
+    """Return the product that a command names by `--device`; None for a device of a machine, and without the option."""
+    name = words[words.index("--device") + 1] if "--device" in words[:-1] else None
+    return None if name is None or devices.is_id(name) else name
+
+
+def how_to_time(graph: Graph, device: str | None) -> str:
+    """Return what to type so that the calls of a graph are timed: here, or of a product on a machine that has it.
+
+    Args:
+        graph: the graph of a step.
+        device: `--device` of the command that needs the timings.
+    """
+    if device is None or devices.is_id(device):
+        return f"{bench_command(graph, device)}, or --fill 60s"
+    return devices.timed_elsewhere(bench_command(graph, None), device)
 
 
 def of_stored(name: str, timings: Timings | Path | str | None) -> Target:
@@ -113,11 +191,21 @@ def of_stored(name: str, timings: Timings | Path | str | None) -> Target:
     stored, notes = _of_product(name, timed.open_timings(timings, None))
     if stored is None:
         return Target()
+    return Target(None, _quoted(name, is_timed=True), stored, notes)
+
+
+def _quoted(name: str, is_timed: bool) -> Ceiling | None:
+    """Return the published peak rates of a product; None if there are none, and it has timings.
+
+    Raises:
+        AnalysisError: there are neither.
+    """
     try:
-        quoted = ceilings.ceiling_by_user_name(name)
-    except AnalysisError:  # a product without published peak rates
-        quoted = None
-    return Target(None, quoted, stored, notes)
+        return ceilings.ceiling_by_user_name(name)
+    except AnalysisError:
+        if not is_timed:
+            raise
+        return None
 
 
 def _of_product(name: str, opened: Timings) -> tuple[Timings | None, tuple[str, ...]]:
@@ -130,7 +218,7 @@ def _of_product(name: str, opened: Timings) -> tuple[Timings | None, tuple[str, 
         if environment.device is not None and ceilings.is_named(name, environment.device_name)
     }
     if not fitting:
-        return None, ()
+        return None, tuple(f"timings: {remark}" for remark in opened.remarks[:MOST_REMARKS])
     counts = {hash_: len(opened.all_of(hash_)) for hash_ in fitting}
     chosen = max(counts, key=lambda hash_: counts[hash_])
     others = len(fitting) - 1

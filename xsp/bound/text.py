@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xsp import terminal
+from xsp.bound import targets
 from xsp.bound.ladder import Bound, Rung
 from xsp.bound.section import is_foreign, section
 from xsp.bound.timed import NOT_TIMED, can_time_here
 from xsp.bound.totals import Coverage, Total
-from xsp.device import devices
 
 
 def page(bound: Bound, source: str, partial: bool = False, step: str = "") -> str:
@@ -33,7 +33,7 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     options = shlex.split(step)
     ceiling, timed = bound.rungs[Rung.CEILING.value], bound.rungs[Rung.AS_RUN.value]
     foreign = is_foreign(bound)
-    is_here = "--device" not in options or devices.is_id(options[options.index("--device") + 1])
+    is_here = targets.product_of(options) is None
     can_time = not foreign and is_here and can_time_here(bound.graph)
     if not ceiling.coverage.nodes:
         if foreign and "--device" not in options:
@@ -55,14 +55,14 @@ def _next(bound: Bound, source: str, partial: bool, step: str) -> str:
     if Rung.IN_PLACE.value not in bound.figures:
         is_named = re.match(r"(torchvision|timm|transformers|micro):", source)
         model = shlex.join([source, *_profile_options(options)])
-        return f"xsp profile {model}" if is_named else f"xsp bound {target} --run RUN"
+        return f"xsp profile {model}" if is_named and is_here else f"xsp bound {target} --run RUN"
     return f"xsp bound {target} --html bound.html"
 
 
 def _profile_options(arguments: Sequence[str]) -> list[str]:
     """Return those of the typed options that `xsp profile` takes too."""
     options = ["--train"] if "--train" in arguments else []
-    for name in ("--batch", "--input", "--sequence", "--prefill", "--decode"):
+    for name in ("--batch", "--input", "--sequence", "--prefill", "--decode", "--device"):
         if name in arguments:
             options += arguments[arguments.index(name) : arguments.index(name) + 2]
     return options

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from xsp import plugins
 from xsp.bench.plan import ONNX_RUNTIME, default_threads, effective_state, has_onnx_runtime, overheads, runtime_of
-from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing
+from xsp.bench.spec import AS_RUN, OTHER_PRECISION, RUNTIMES, CacheState, Spec, Status, Timing, slowed
 from xsp.bench.timings import Timings
 from xsp.bound.construct import Conditions, construct, module_calls
 from xsp.bound.totals import Figure, Total
 from xsp.graph.blocks import block, windows
 from xsp.graph.node import Graph
+from xsp.stats import known_sum
 
 NOT_TIMED = "not timed"
 """Reason of a call that was never timed."""
@@ -47,8 +48,14 @@ class TimingFigures:
     used_timings: int
     """Number of used timings of all variants."""
 
+    slowed: tuple[str, ...]
+    """What the device said that slowed it while they were taken."""
+
     at_the_floor: int
     """Number of nodes with the timing of an empty call."""
+
+    cold_ns: float | None
+    """Sum of all nodes on an accelerator whose caches hold other data; None if it is not known of each."""
 
 
 def open_timings(timings: Timings | Path | str | None, like: str | None) -> Timings:
@@ -79,6 +86,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
     reasons: list[str] = []
     used_timings: dict[str, Timing] = {}
     floor_count = 0
+    cold_ns: list[float | None] = []
     for spec in specs:
         timing = None if spec is None else timings.get(spec.key)
         if spec is None or timing is None or not timing.is_timed:
@@ -88,6 +96,7 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
             as_run.append(_figure(timing))
             reasons.append("")
             used_timings[timing.key] = timing
+            cold_ns.append(timing.cold_ns)
             floor_count += timing.status is Status.QUICK
         candidates = [] if spec is None else timings_by_work.get(spec.block.work_key, [])
         comparable = [
@@ -107,7 +116,9 @@ def of(graph: Graph, timings: Timings, threads: int, cores: int) -> TimingFigure
         max(drifts, default=None),
         sum(drift > MAX_DRIFT for drift in drifts),
         len(used_timings),
+        tuple(slowed(used_timings.values())),
         floor_count,
+        None if any(reasons) or not cold_ns else known_sum(cold_ns),
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 STORE = Path("evaluations")
 CANNOT_RUN = 3
+MOST_NOTES = 4
+"""Most unused fields of a manifest that are named before it runs: manifests of other dialects have many."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +96,7 @@ def run_manifests(args: argparse.Namespace, entries: list[LoadedManifest]) -> in
     if args.trace:
         parse_levels(args.trace)
     options = agents.Options(args.store, args.trace, args.bound, trusted=True)
+    _warn_of_unused(entries)
     if args.ray is not None:
         return _print_results(args, *_run_on_cluster(args, entries, options))
     local_agents = transports.local_agents(args.agents, dict(args.label))
@@ -114,6 +117,16 @@ def run_manifests(args: argparse.Namespace, entries: list[LoadedManifest]) -> in
                     failure_count += 1
                     progress.warn(f"xsp: {entry.manifest.title}: {error}")
     return _print_results(args, paths, failure_count)
+
+
+def _warn_of_unused(entries: Sequence[LoadedManifest]) -> None:
+    """Warn of fields that are kept but not used, such as a misspelled one that was to choose a device."""
+    for entry in entries:
+        for note in entry.notes[:MOST_NOTES]:
+            progress.warn(f"xsp: {entry.manifest.title}: {note}")
+        if len(entry.notes) > MOST_NOTES:
+            more = len(entry.notes) - MOST_NOTES
+            progress.warn(f"xsp: {entry.manifest.title}: {more} more: xsp evaluate check lists them")
 
 
 def _run_on_cluster(

@@ -51,6 +51,16 @@ def run(args: argparse.Namespace) -> int:
     return progress.list_parts("share", PARTS)
 
 
+def _number(text: str) -> int:
+    """Return the number of a device from itself or the device's identifier: `0`, `cuda:0`."""
+    from xsp.device import devices
+
+    number = text.rpartition(":")[2]
+    if not number.isdecimal() or text not in (number, devices.sharing_device(int(number)).id):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number as PyTorch has it, 0 or cuda:0")
+    return int(number)
+
+
 def _line(result: dict[str, Any]) -> str:
     """Return the line for the comparison of one object."""
     from xsp.device import devices
@@ -105,11 +115,11 @@ class Serve:
         )
         parser.add_argument(
             "--device",
-            type=int,
+            type=_number,
             action="append",
             default=[],
             metavar="N",
-            help="also serve the memory of this device, numbered as in PyTorch; can be repeated",
+            help="also serve the memory of this device, numbered as in PyTorch, 0 or cuda:0; can be repeated",
         )
         parser.add_argument(
             "--device-capacity",
@@ -382,6 +392,7 @@ class Measure:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Measure, and print the result."""
+        from xsp.device import devices
         from xsp.errors import UsageError
         from xsp.share import measuring, savings
 
@@ -389,6 +400,10 @@ class Measure:
             raise UsageError("--seed: 0 or more")
         if args.processes < 2:
             raise UsageError("--processes: 2 or more, one is measured in any case")
+        here = [device for device in devices.accelerators() if not device.sharing_obstacle()]
+        if args.device is None and here:
+            names = ", ".join(dict.fromkeys(device.name for device in here))
+            progress.warn(f"xsp: weights are loaded into the host's memory, not onto {names}: --device {here[0].id}")
         with progress.progress_bar(args.quiet) as show:
             result = measuring.measure(
                 args.source, args.module, args.turns, args.seed, show, concurrent=args.processes, device=args.device

@@ -77,6 +77,9 @@ class Ceiling:
     threads: int | None = None
     """Number of threads that measured a processor."""
 
+    kind: str = ""
+    """Of a quote: which kind of `xsp.device.devices` the device is; empty if that is not stated."""
+
     @property
     def is_measured(self) -> bool:
         """Whether the rates were measured, not quoted."""
@@ -190,7 +193,8 @@ def _matching_entries(name: str) -> list[tuple[int, dict[str, Any]]]:
 
 def _from_quote(name: str, entry: Mapping[str, Any]) -> Ceiling:
     vector, tensor = ({k: peak * 1e12 for k, peak in entry.get(unit, {}).items()} for unit in ("vector", "tensor"))
-    return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"])
+    kind = entry.get("kind", "")
+    return Ceiling(name, vector, tensor, entry["memory"] * 1e9, entry["source"], kind=kind)
 
 
 def of_run(run: Run, on_device: bool) -> Ceiling:
@@ -320,6 +324,8 @@ def _check_entry(entry: Any) -> dict[str, Any]:
     peaks = [entry.get(unit, {}) for unit in ("vector", "tensor")]
     if not all(isinstance(table, dict) for table in peaks) or not isinstance(entry.get("source"), str):
         raise ValueError(f"{names[0]}: vector and tensor are tables of TFLOP/s by precision, source is a text")
+    if not isinstance(entry.get("kind", ""), str):
+        raise ValueError(f"{names[0]}: kind is a text, such as cuda")
     for value in (entry.get("memory"), *(peak for table in peaks for peak in table.values())):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ValueError(f"{names[0]}: memory in GB/s and the peaks in TFLOP/s are numbers above 0")

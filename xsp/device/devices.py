@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from xsp import plugins
+from xsp.device import ceilings
 from xsp.device.contract import SHARED_ON, Device, Substitutes
 from xsp.device.processor import Processor
-from xsp.errors import DeviceError, PluginError, ShareError, nearest
+from xsp.errors import AnalysisError, DeviceError, PluginError, ShareError, nearest
 
 GROUP = "xsp.devices"
 
@@ -109,6 +110,15 @@ def blocking_variables() -> dict[str, str]:
 def example() -> str:
     """Return an identifier for messages: that of an accelerator which is here, else of one that many have."""
     return next((device.id for device in accelerators()), "cuda:0")
+
+
+def timed_elsewhere(command: str, product: str) -> str:
+    """Return what to type so that a product which is not here has timings, given the command that takes them."""
+    kind = ""
+    with contextlib.suppress(AnalysisError):
+        kind = ceilings.ceiling_by_user_name(product).kind
+    where = f"{kind}:0" if kind else example()
+    return f"{command} --device {where} where {product} is, and xsp bench --export there, --import here"
 
 
 def sharing_device(ordinal: int) -> Device:

@@ -122,7 +122,9 @@ def _device_kind(device: str, by: str) -> str:
     Raises:
         UsageError: there is no such kind, or the graph is not captured.
     """
-    kind = device.partition(":")[0]
+    kind, colon, number = device.partition(":")
+    if colon and not number.isdecimal() and devices.is_id(device):
+        raise UsageError(f"--device {device}: write {kind}, or its number, too: {kind}:0")
     if not devices.is_id(device):
         names = devices.kinds()
         raise UsageError(f"--device {device}{nearest(kind, names)}: give one of {', '.join(names)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from xsp import bound as bounds
 from xsp.bench.timings import Timings
-from xsp.bound import phases, planned, totals
+from xsp.bound import phases, planned, targets, totals
 from xsp.bound.ladder import Bound, Rung
 from xsp.errors import AnalysisError
 from xsp.graph.node import Phase
@@ -76,11 +76,11 @@ def _step(bound: Bound, device: str | None, samples: int | None) -> RecordedStep
     """
     as_run = bound.rungs[Rung.AS_RUN.value]
     if as_run.sequential is None or as_run.coverage.share is None or as_run.coverage.share < totals.MIN_COVERAGE:
-        where = f" --device {device}" if device else ""
         count = f"{as_run.coverage.nodes} of {as_run.coverage.of_nodes} calls are timed"
         count += f" ({bound.untimed_reason})" if bound.untimed_reason else ""
         count += f"; {bound.loss}" if bound.loss is not None else ""
-        raise AnalysisError(f"{bound.graph.name}: {count}: xsp bench {bound.graph.name} --train{where}, or --fill 60s")
+        how = targets.how_to_time(bound.graph, device)
+        raise AnalysisError(f"{bound.graph.name}: {count}: {how}")
     training = phases.of(bound)
     work_ns, unknown = as_run.sequential, []
     if training.holes:

@@ -10,7 +10,7 @@ from xsp.bound.ladder import WORTH_A_CAPTURE
 from xsp.device import devices
 from xsp.errors import AnalysisError
 from xsp.graph.node import NodeKind
-from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, TimedGraph
+from xsp.questions.timedcalls import ALLOWANCE, TimedGraph
 from xsp.texts import ns_text
 
 
@@ -32,7 +32,7 @@ def pieces(timed_graph: TimedGraph) -> Iterator[Advice]:
     """
     whole = timed_graph.whole_step
     if whole is None:
-        raise AnalysisError(f"the whole step is not timed; {FILL_HINT}")
+        raise AnalysisError(f"the whole step is not timed; {timed_graph.remedy}")
     if whole.ns < WORTH_A_CAPTURE * whole.device_ns:
         return
     kind = str((timed_graph.timings.environment.device or {}).get("kind"))

@@ -23,7 +23,7 @@ from xsp.errors import AnalysisError
 from xsp.graph import paths, schedule
 from xsp.graph.node import EdgeKind, KnownBy, NodeKind, Phase
 from xsp.questions.budget import thread_counts
-from xsp.questions.timedcalls import ALLOWANCE, FILL_HINT, TimedGraph, VariantDifference, difference, milliseconds
+from xsp.questions.timedcalls import ALLOWANCE, TimedGraph, VariantDifference, difference, milliseconds
 from xsp.texts import ns_text
 
 LEAST_COVERAGE = 0.5
@@ -175,7 +175,7 @@ def branch_advice(timed_graph: TimedGraph) -> Iterator[Advice]:
     """Yield advice on branches that are worth running at the same time."""
     branches = schedule_branches(timed_graph)
     if branches is None:
-        raise AnalysisError(f"too few calls are timed with one thread; {FILL_HINT}")
+        raise AnalysisError(f"too few calls are timed with one thread; {timed_graph.remedy}")
     if not branches.gain.is_gain or branches.gain.ns < LEAST_SHARE * timed_graph.total_ns or timed_graph.has_overlap:
         return
     gain, percent = timed_graph.gain(branches.gain, timed_graph.computing)
@@ -216,7 +216,7 @@ def stream_advice(timed_graph: TimedGraph, ceilings: Sequence[Figure | None] | N
         return  # the host waits in the middle, and no capture holds the step
     times = {node: timing.trimmed_ns or 0.0 for node in nodes if (timing := timed_graph.timing(node)) is not None}
     if len(times) < len(nodes) or ceilings is None:
-        raise AnalysisError(f"not all calls are timed, or peak rates are unknown; {FILL_HINT}")
+        raise AnalysisError(f"not all calls are timed, or peak rates are unknown; {timed_graph.remedy}")
     used = {node: figure.ns / times[node] if (figure := ceilings[node]) is not None else 1.0 for node in times}
     total_ns = math.fsum(times.values())
     full_ns = math.fsum(ns for node, ns in times.items() if used[node] >= FULL_SHARE)

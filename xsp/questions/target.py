@@ -12,6 +12,8 @@ from xsp.device import devices
 from xsp.errors import AnalysisError
 from xsp.store.trace import Trace
 
+FILL_HINT = "take them first: --fill 60s"
+
 
 @provides("target")
 def target(context: AdviceContext) -> Target:
@@ -65,18 +67,18 @@ def reason_without_timings(context: AdviceContext) -> str | None:
     return _not_timed(context, name)
 
 
-def reason_if_untimed(context: AdviceContext) -> str:
-    """Return why no call of the subject has a timing, although there are timings of its device, and what to do."""
+def remedy(context: AdviceContext) -> str:
+    """Return what to do where timings of the subject are missing, although there are some of its device."""
     found: Target = context.part("target")
     if found.device is None and found.stored is not None:
         return _not_timed(context, found.stored.environment.device_name)
-    return "no call is timed here; take them first: --fill 60s"
+    return FILL_HINT
 
 
 def _not_timed(context: AdviceContext, product: str) -> str:
     source = "MODEL" if context.source is None else shlex.quote(context.source)
-    command = f"xsp bench {'--missing-of ' if context.trace is not None else ''}{source} --device {devices.example()}"
-    return f"single calls of {product} are not timed: {command} there, and xsp bench --export, --import"
+    command = f"xsp bench {'--missing-of ' if context.trace is not None else ''}{source}"
+    return f"single calls of {product} are not timed: {devices.timed_elsewhere(command, product)}"
 
 
 @provides("note")

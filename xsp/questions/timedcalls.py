@@ -27,7 +27,7 @@ from xsp.errors import AnalysisError
 from xsp.graph import sources
 from xsp.graph.node import Graph, Source
 from xsp.processes import cores
-from xsp.questions.target import reason_if_untimed, reason_without_timings
+from xsp.questions.target import FILL_HINT, reason_without_timings, remedy
 from xsp.schema import Level
 
 ALLOWANCE = 0.03
@@ -38,8 +38,6 @@ MOST_SLOWDOWN = 4.0
 seen on a quiet machine, for convolutions whose inputs have another layout in place; 6 and 8 on a busy one."""
 
 MOST_PLACES = 5
-
-FILL_HINT = "take them first: --fill 60s"
 
 MODEL_SETTINGS = ("batch", "train", "shape", "sequence")
 BOUND_SETTINGS = ("device", "like", "threads")
@@ -119,6 +117,9 @@ class TimedGraph:
     step_ms: Interval | None = None
     has_overlap: bool = False
     """Whether calls of different threads ran at the same time in the trace."""
+
+    remedy: str = FILL_HINT
+    """What to do where timings are missing."""
 
     @property
     def specs(self) -> Sequence[Spec | None]:
@@ -292,9 +293,10 @@ def timed_graph(context: AdviceContext) -> TimedGraph:
         calls,
         step.ms if step is not None and step.unit == "step" else None,
         trace is not None and _overlap(context, calls),
+        remedy(context),
     )
     if not any(basis.timing(node, threads=basis.threads) for node in basis.computing):
-        raise AnalysisError(reason_if_untimed(context))
+        raise AnalysisError(f"no call is timed here; {basis.remedy}")
     return basis.require_undisturbed()
 
 

@@ -29,6 +29,8 @@ _NO_DEVICE_STORE = (
 START_AGAIN = "the host's store goes on: end it, and start it with the device: xsp share serve --device {}"
 """What to do if the store of a device ended alone, with the number of the device."""
 
+_UNKNOWN_NUMBER = "0, or the device's other number (xsp doctor lists devices)"
+
 
 class _OpenHandle(NamedTuple):
     """The data that `_close_pending` needs to end one attachment."""
@@ -211,9 +213,10 @@ def status(folder: Path | None = None) -> list[dict[str, Any]]:
     A store that was killed, has another version or does not answer has an entry with an `error` instead.
     """
     states: list[dict[str, Any]] = []
-    for name in wire.device_sockets(wire.directory(folder)):
+    there = wire.directory(folder)
+    for name in wire.device_sockets(there):
         try:
-            with _ended_alone(folder, "N"):
+            with _ended_alone(folder, wire.device_number(there, name) or _UNKNOWN_NUMBER):
                 states.append(client.status(folder, name))
         except ShareError as error:
             states.append({"socket": name, "error": str(error)})

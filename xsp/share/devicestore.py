@@ -117,6 +117,8 @@ class DeviceStore(Serving[DeviceObject]):
             self._store.close()
             raise
         self._handlers["check"] = self._handle_check
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(self.device.ordinal).encode(), 0)  # remains if this process is killed
 
     def _check_sharing(self) -> None:
         """Check that the device shares memory, by requesting the handle of a granule.

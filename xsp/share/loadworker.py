@@ -25,6 +25,9 @@ from xsp.errors import ShareError, XspError
 MMAP, PICKLE, ATTACH = "load_file", "torch.load", "attach"
 WAYS = (MMAP, PICKLE, ATTACH)
 
+TOLD = 64
+"""Exit code of a child that was told to end: a model may end its process with any other, 0 included."""
+
 
 def work(parent: int, answers: int) -> None:
     """Execute the requests on stdin, and answer each with a line: `prepare`, `build`, `load`, `memory`.
@@ -46,7 +49,7 @@ def work(parent: int, answers: int) -> None:
                 is_child = not child
                 answer = _begin_child(state) if is_child else _wait(child)
             elif request["do"] == "end" and is_child:
-                os._exit(0)
+                os._exit(TOLD)
             else:
                 try:
                     answer = _HANDLERS[request["do"]](request, state)
@@ -67,9 +70,9 @@ def _begin_child(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wait(child: int) -> dict[str, Any]:
-    """Wait for a child to end, and return an answer for it."""
+    """Wait for a child to end, and return an answer for it: to `end`, or to what it has not answered or not read."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {"error": f"the process ended ({processes.exit_description(code)})"} if code else {}
+    return {} if code == TOLD else {"error": f"the process ended ({processes.exit_description(code)})"}
 
 
 def _prepare(request: Mapping[str, Any], state: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from xsp.connections import ConnectionLimits, Connections, State
 from xsp.errors import ShareError
 from xsp.scrub import plain
 from xsp.share.shelf import Client, Object, Shelf, StoreSpan
-from xsp.share.wire import MOST_MESSAGE, PROTOCOL, SOCKET, in_memory, receive, send, socket_of
+from xsp.share.wire import MOST_MESSAGE, PROTOCOL, SOCKET, in_memory, lock_of, receive, send, socket_of
 
 Kind = TypeVar("Kind", bound=Object)
 Result = TypeVar("Result")
@@ -91,11 +91,10 @@ class Serving(Generic[Kind]):
             "stay": self._handle_stay,
         }
         self._is_running = True
-        lock = f"{name.removesuffix('.sock')}.lock"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = socket_of(folder, name)
-            self._lock = os.open(folder / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._lock = os.open(folder / lock_of(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ShareError(f"{folder}: cannot be the directory of a store ({error.strerror})") from error
         try:

@@ -20,6 +20,9 @@ PROTOCOL = 1
 """Version of the messages and of the layout of weights in memory; each message carries it."""
 
 MOST_MESSAGE = 64 << 10
+LONGEST_NUMBER = 9
+"""Most digits of a device's number."""
+
 LONGEST_PATH = 107
 """Maximum length of a Unix socket's path in bytes."""
 
@@ -55,6 +58,20 @@ def socket_of(folder: Path, name: str = SOCKET) -> str:
 def device_socket(uuid: str) -> str:
     """Return the socket name of a device's store; it depends on the device's UUID, not on a process's numbering."""
     return f"device-{uuid[:12]}.sock"
+
+
+def lock_of(name: str) -> str:
+    """Return the name of the file that the store of a socket locks; that of a device's store holds its number."""
+    return f"{name.removesuffix('.sock')}.lock"
+
+
+def device_number(folder: Path, name: str) -> str:
+    """Return the number of the device whose store had a socket in a directory; empty if none was noted there."""
+    try:
+        text = (folder / lock_of(name)).read_text(encoding="ascii")[:LONGEST_NUMBER]
+    except (OSError, ValueError):
+        return ""
+    return text if text.isdecimal() else ""
 
 
 def device_sockets(folder: Path) -> list[str]:

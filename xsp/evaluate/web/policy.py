@@ -73,7 +73,8 @@ def objections(manifest: Manifest) -> list[str]:
 def _source_objections(manifest: Manifest) -> Iterator[str]:
     model, source = manifest.model, manifest.model.parsed_source
     yield from agents.trust_objections(manifest)
-    is_name = source.source in LIBRARIES and source.file is None and _NAME.fullmatch(source.name)
+    is_file = source.file is not None or source.is_program_in_library
+    is_name = source.source in LIBRARIES and not is_file and _NAME.fullmatch(source.name)
     if not model.command and not model.endpoint and not is_name:
         names = ", ".join(f"{library}:NAME" for library in LIBRARIES)
         yield f"model.source: here it must be one of {names}; no file is read"
