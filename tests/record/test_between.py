@@ -66,6 +66,8 @@ def test_a_line_counts_with_all_that_it_calls_and_so_does_the_line_that_a_functi
     assert 50 <= taken["slow"] <= 1000 * (slept - began + ended - slow_again)
     assert 10 <= taken["time.sleep"] <= 1000 * (ended - slept)
     assert sum(taken.values()) == pytest.approx(followed.content()["ns"] / 1e6)
+    passes = {each["calls"]: each["passes"] for each in followed.content()["lines"]}
+    assert passes["time.sleep"] == 1
     functions = {each["function"] for each in followed.content()["lines"]}
     assert any(each.endswith("step_in_a_function") for each in functions)
 
@@ -74,6 +76,15 @@ def sleeps(times: int, seconds: float) -> FrameType:
     for _ in range(times):
         time.sleep(seconds)
     return sys._getframe()
+
+
+def test_a_line_of_a_loop_counts_once_for_each_pass(followed: Between) -> None:
+    followed.begin()
+    for _ in range(7):
+        sum(range(5))
+    followed.end()
+    (line,) = (each for each in followed.content()["lines"] if each["calls"] == "sum, range")
+    assert (line["passes"], line["gaps"]) == (7, 1)
 
 
 def goes_on(found: Between) -> FrameType:
