@@ -403,6 +403,8 @@ def test_a_loop_over_samples_takes_all_that_each_pass_does() -> None:
     (piece,) = advice_of("\n".join(lines), "samples")
     assert "32 times with one sample each (1×64)" in piece.what
     assert 31 * 0.3 <= piece.gain.value <= 32 * 0.3
+    closure = ["step s 0-10000", "optimizer LBFGS 50-9900", *lines[1:]]
+    assert advice_of("\n".join(closure), "samples") == [], "each evaluation needs the update before it"
 
 
 @pytest.mark.parametrize(
