@@ -86,6 +86,22 @@ def test_time_of_the_step_around_the_model_is_a_stall_of_the_step() -> None:
     assert piece.where[0].module is None
 
 
+def test_a_stall_of_the_step_is_no_longer_than_what_passes_there_in_other_steps() -> None:
+    """Recorded steps took 4.3 times as long outside the phases, and 100 % of an iteration was a stall."""
+    text = PLAIN.replace("step s 0-10000", "step s 0-16000")
+    rows = [row for number in range(3) for row in spans(text, step=number)]
+    loop = [
+        {"step": number, "dur_ns": dur_ns, "before_ns": 0, "rung": rung}
+        for number, (dur_ns, rung) in enumerate([(1.6e7, Level.OP)] * 3 + [(1.1e7, BARE)] * 17)
+    ]
+    trace = with_loop(trace_of(rows), loop)
+    (piece,) = advise.of(trace, only=["stall"]).advice
+    main = account.of(trace).main
+    assert main is not None
+    assert piece.gain.value == pytest.approx(main.host.ms("outside the phases"))
+    assert piece.gain.value < 5
+
+
 @pytest.mark.parametrize("traces", [1, 3])
 def test_steps_are_distinguished_within_one_trace_of_a_job(traces: int) -> None:
     step = inside("op aten::relu 3950-3990")

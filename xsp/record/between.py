@@ -345,7 +345,8 @@ class Between:
             if ends == phases.BACKWARD and any(phase == phases.OPTIMIZER for phase, _ in self._phases):
                 # the closure of an optimizer ran, which is no part of its step
                 self._parts.setdefault(OUTSIDE, _Times()).add(self._parts.pop(phases.OPTIMIZER, _Times()))
-        self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
+        phase = phases.counted([phase for phase, _ in self._phases]) if self._phases else OUTSIDE
+        self._times = self._parts.setdefault(phase, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 
     def hold(self) -> bool:
