@@ -179,6 +179,9 @@ class Line(Fields):
     gaps: Count = 0
     """Number of gaps in which it ran."""
 
+    passes: Count = 0
+    """How often it began to run in all of them, a loop's line once for each pass; 0 in older runs."""
+
     package: bool = False
     """Whether its file is one of a package, or of Python itself."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -98,15 +98,32 @@ def are_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def first_shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
     """Return the shape of the first tensor with a dimension in a call's arguments; None if there is none.
 
-    Also None if a shape is missing or cannot be read, as in `sketch_of`.
+    If the first argument is a list of samples, the shape of their padded batch: it says how much there is to compute,
+    while the first sample may be of any length. Also None if a shape is missing or cannot be read, as in `sketch_of`.
     """
     try:
         if args and type(args[0]) is Tensor and (shape := args[0].shape):
             return shape if type(shape[0]) is int else None
+        if args and isinstance(args[0], (list, tuple)) and (padded := _padded_shape(args[0])) is not None:
+            return padded
         sizes = next((tensor.shape for tensor in _tensors((args, kwargs), _NESTING) if tensor.ndim), None)
         return sizes if sizes is not None and _has_sizes(sizes) else None
     except Exception:  # as in `sketch_of`
         return None
+
+
+LEAST_SAMPLES = 3
+"""Least tensors in a list to be samples; a pair may be of other things, such as the nodes on both sides of edges."""
+
+
+def _padded_shape(samples: Sequence[Any]) -> torch.Size | None:
+    """Return the shape of a batch that samples of different lengths would be padded to; None if they are no samples."""
+    if len(samples) < LEAST_SAMPLES or not all(isinstance(each, Tensor) for each in samples):
+        return None
+    shapes = [each.shape for each in samples]
+    if len({len(shape) for shape in shapes}) > 1 or not shapes[0] or len({shape[0] for shape in shapes}) == 1:
+        return None
+    return torch.Size((len(shapes), *map(max, zip(*shapes, strict=True)))) if all(map(_has_sizes, shapes)) else None
 
 
 def describe(tensors: Sketch) -> CallTensors:

@@ -54,6 +54,26 @@ def test_a_teacher_and_a_student_in_one_step_have_lines_of_their_own() -> None:
     assert sum(line.ms for line in lines(main, main.host)) == pytest.approx(10.0)
 
 
+def test_what_a_checkpoint_computes_again_in_the_backward_pass_is_part_of_that() -> None:
+    """The largest part of an iteration was the forward pass, half of which ran in the backward pass."""
+    trace = trace_of(
+        spans(
+            """
+            step s           0-10000
+            forward Net      0-3000
+            backward b       3000-9500
+            forward Layer    3500-6000
+            optimizer SGD    9500-10000
+            """
+        ),
+        IMPORTED,
+    )
+    main = closes(trace).main
+    assert main is not None
+    assert limit(account.of(trace)).startswith("The largest part of an iteration is backward, 6.50 of 10.0 ms (65 %)")
+    assert main.host.ms("forward") == pytest.approx(3.0)
+
+
 def test_a_model_and_a_small_loss_are_one_forward() -> None:
     trace = trace_of(spans("step s 0-1000\nforward Net 0-700\nforward Loss 700-730"), IMPORTED)
     main = closes(trace).main

@@ -447,6 +447,15 @@ def test_tensors_without_a_shape_are_left_out():
     assert first_shape((torch.zeros(()), torch.zeros(5, 1)), {}) == (5, 1)
 
 
+def test_the_size_of_a_list_of_samples_is_that_of_their_padded_batch() -> None:
+    """A packed sequence was of another kind for each length of its first row, which stood for the number of samples."""
+    rows = [torch.zeros(length, 2) for length in (5, 40, 17)]
+    assert first_shape((rows,), {}) == first_shape((tuple(rows), 1), {}) == (3, 40, 2)
+    assert first_shape((rows[:2],), {}) == (5, 2), "a pair may be of two things"
+    assert first_shape(([rows[0]] * 3,), {}) == (5, 2), "three inputs of one batch"
+    assert first_shape(([*rows, torch.zeros(3)],), {}) == (5, 2)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(("layout", "places"), [("sparse_coo", 2 * 4 * 8), ("sparse_csr", 5 * 8 + 4 * 8)])
 def test_a_layer_with_a_sparse_parameter_has_the_bytes_that_it_holds(layout, places):

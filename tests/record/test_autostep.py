@@ -239,8 +239,47 @@ def test_gradients_of_a_model_in_evaluation_mode_are_no_training_without_modules
             optimizer.step()
 
     trace = recorded(tmp_path / "run", [explain] * 150)
-    assert kinds_of(trace)["Linear 8×4"] == 150
+    kinds = kinds_of(trace)
+    assert kinds["training Linear 8×4"] >= 148 if moves else kinds["Linear 8×4"] == 150
     assert not any("without calling a module" in note["text"] for note in trace.run["notes"])
+
+
+@pytest.mark.parametrize("validates", [False, True], ids=["training alone", "with validations"])
+@pytest.mark.parametrize("by_closure", [False, True], ids=["Adam", "LBFGS"])
+def test_an_image_that_is_optimised_through_layers_of_a_fixed_model_has_training_steps(
+    tmp_path: Path, by_closure: bool, validates: bool
+) -> None:
+    """Each call of a layer was a step, or a pass through them, and the backward pass lay between steps."""
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+    image = torch.zeros(8, 4, requires_grad=True)
+    optimizer = torch.optim.LBFGS([image], max_iter=3) if by_closure else torch.optim.Adam([image])
+
+    def forward() -> Any:
+        x = image
+        for layer in layers:
+            x = layer(x)
+        return (x - 1).pow(2).sum()
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = forward()
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        if by_closure:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+    def validate() -> None:
+        with torch.no_grad():
+            forward()
+
+    steps = ([step] * 10 + [validate] * validates) * 4
+    kinds = kinds_of(recorded(tmp_path / "run", steps))
+    assert sum(count for name, count in kinds.items() if name.startswith("training")) >= 38, kinds
 
 
 class Transform(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -786,6 +787,20 @@ def left_out(tmp_path, **wrong):
 def test_a_collector_whose_spans_hold_what_no_column_does_loses_its_rows_and_no_step(tmp_path, wrong):
     run = left_out(tmp_path, **wrong)
     assert [note["text"] for note in run["notes"] if note["source"] == "wrong" and "left out" in note["text"]]
+
+
+def test_a_search_for_cycles_does_not_go_through_the_spans_that_are_taken(tmp_path):
+    class Many(Collector):
+        name = "many"
+        levels = (Level.LAYER,)
+
+        def spans(self):
+            assert not gc.isenabled()
+            return [Span(level=Level.LAYER, kind="module", name="x", collector=self.name)]
+
+    trace = record(tmp_path / "run", lambda: None, levels="M/L", collectors=[Many()])
+    assert trace.run["collectors"] == ["many"]
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("seen", [[1], deep("spans"), None, deep(5)])

@@ -31,7 +31,8 @@ BOUNDARIES = {
     [
         ("F10 f30 B40 b70 O80 o100", (20, 30, 20)),
         ("F0 f10 F20 f30", (20, 0, 0)),
-        ("F0 f20 B20 F30 f40 b50", (30, 20, 0)),  # a checkpoint calls the module again: the innermost counts
+        ("F0 f20 B20 F30 f40 b50", (20, 30, 0)),  # a checkpoint calls the module again, in the pass
+        ("F0 B10 F20 f30 b40 f50", (20, 30, 0)),
         ("O0 F10 f30 B40 b60 o100", (20, 20, 40)),  # a closure: what runs before the end of its pass is no optimizer's
         ("O0 B10 b20 B30 b40 o50", (0, 20, 30)),  # several passes are an optimizer's work
         ("F10 f30 B90", (20, 10, 0)),  # the step ends in a pass

@@ -34,10 +34,10 @@ MOST_SPANS = 20
 
 
 class Lines(NamedTuple):
-    """The line of the program, or the lines of one loop, with most of the time between steps."""
+    """The line of the program, or neighbouring lines such as those of one loop, with most of the time between steps."""
 
     place: str
-    """`train.py:12`, of a loop `train.py:12-13`."""
+    """`train.py:12`, of several lines `train.py:12-13`."""
 
     calls: str
     """Names that they call."""
@@ -47,6 +47,8 @@ class Lines(NamedTuple):
     """Time of all lines, which was traced as well."""
 
     is_loop: bool
+    """Whether they are those of a loop: each runs `LEAST_PASSES` times or more in a gap."""
+
     outer_calls: str = ""
     """Names that the calling line calls, if the place is inside a function of the program that it calls."""
 
@@ -55,6 +57,11 @@ class Lines(NamedTuple):
 
     place_share: float = 1.0
     """Share of `ns` in the place itself."""
+
+
+LEAST_PASSES = 4
+"""Least times that each of several lines runs between two steps to be one of a loop; a call over several lines comes
+back to its first one, too."""
 
 
 def of_phase(run: Run, kind: int | None, phase: str) -> PhaseLines | None:
@@ -77,7 +84,7 @@ def of_slow_gaps(run: Run) -> PhaseLines | None:
 def main_lines(between: Between | None) -> Lines | None:
     """Return the line with most time, with its neighbours if only together they have half of it; None if unknown.
 
-    A loop of Python alternates between its lines, so that none of them has most of its time.
+    A loop of Python alternates between its lines, so that none of them has most of its time; so do calls in a row.
 
     Args:
         between: what was traced between the steps of a rank, or in a phase of them.
@@ -102,7 +109,8 @@ def main_lines(between: Between | None) -> Lines | None:
     numbers = sorted(each.line for each in chosen)
     place = f"{first.file}:{'-'.join(map(str, sorted({numbers[0], numbers[-1]})))}"
     names_called = ", ".join(dict.fromkeys(name for each in chosen for name in each.calls.split(", ") if name))
-    return Lines(place, names_called, sum(each.ns for each in chosen), all_ns, True)
+    is_loop = all(each.passes >= LEAST_PASSES * max(1, each.gaps) for each in chosen)
+    return Lines(place, names_called, sum(each.ns for each in chosen), all_ns, is_loop)
 
 
 MIN_INNER_SHARE = 0.1

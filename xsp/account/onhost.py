@@ -184,8 +184,17 @@ def _phases(trace: Trace, rank: int, threads: Sequence[tuple[int, int]]) -> dict
     kinds = ", ".join(f"'{kind}'" for kind in _PHASE_OF_KIND)
     on_threads = _on(threads, "process", "thread")
     where = f"rank = {rank} AND device IS NULL AND timed IS NOT false AND {on_threads}"
+    again = (  # a call in a backward pass, as of activation checkpointing, is part of it
+        f"EXISTS (FROM spans pass WHERE pass.rank = {rank} AND pass.kind = '{Kind.BACKWARD}' AND pass.device IS NULL "
+        "AND (pass.process, pass.thread) IS NOT DISTINCT FROM (spans.process, spans.thread) "
+        "AND pass.start_ns <= spans.start_ns AND pass.start_ns + pass.dur_ns >= spans.start_ns + spans.dur_ns)"
+    )
     rows = trace.con.execute(
-        f"SELECT kind, start_ns, start_ns + dur_ns FROM spans WHERE {where} AND kind IN ({kinds})"
+        f"""
+        SELECT CASE WHEN kind = '{Kind.FORWARD}' AND {again} THEN '{Kind.BACKWARD}' ELSE kind END,
+               start_ns, start_ns + dur_ns
+        FROM spans WHERE {where} AND kind IN ({kinds})
+        """
     ).fetchall()
     spans = _without_closures([(_PHASE_OF_KIND[kind], start, end) for kind, start, end in rows])
     seen = {phase for phase, *_ in spans}

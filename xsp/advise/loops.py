@@ -482,7 +482,7 @@ def _all_passes(group: Sequence[HostCall], parent: HostCall) -> list[list[HostCa
 
 def _sample_calls(parent: HostCall) -> tuple[list[HostCall], int]:
     """Return the calls directly inside that are made once for each sample of the batch, and the batch size."""
-    if parent.is_op:
+    if parent.is_op or parent.kind == Kind.OPTIMIZER:  # each call of a closure needs the update before it
         return [], 0
     parent_shape = parent.first_shape or ()
     batches = set(parent_shape[:2])

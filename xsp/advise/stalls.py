@@ -59,7 +59,9 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
         freed_ms = freeing_ms * sum(_gap_ms(call) for call in group) / total_gap
         usual_ms = sum(_usual_gap_ms(call) for call in group) + freed_ms + _collectives_ms(context, group)
         gap_interval, repeats = _gap_over_steps(context, group)
-        entry = FORWARD if group[0].kind in (Kind.FORWARD, Kind.MODULE) else None
+        is_step = group[0].kind == Kind.STEP
+        has_model = any(inner.kind in _PHASES for call in group for inner in call.children)
+        entry = FORWARD if group[0].kind in (Kind.FORWARD, Kind.MODULE) else OUTSIDE if is_step and has_model else None
         gain = Interval(gap_interval.low - usual_ms, gap_interval.value - usual_ms, gap_interval.high - usual_ms).limit(
             min(step_ms, _entry_ms(context, entry))
         )
@@ -68,8 +70,7 @@ def stall(context: AdviceContext) -> Iterator[Advice]:
             continue
         where = tuple(_place(call) for call in sorted(group, key=lambda call: -_gap_ms(call)))
         subject = f"{len(group)} calls of {name}" if len(group) > 1 else f"a call of {name}"
-        if group[0].kind == Kind.STEP:
-            has_model = any(inner.kind in _PHASES for call in group for inner in call.children)
+        if is_step:
             subject = "the step, outside the model and its phases," if has_model else "the step"
         yield Advice(
             "stall",

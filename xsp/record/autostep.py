@@ -12,7 +12,8 @@ of it between steps is part of none: its time is the program's between its steps
 parameters was called, or if the thread has called none for `MOST_APART` calls.
 
 Repeated patterns are learned: optimizers that step directly one after the other end one step, not two; a call without
-gradients that is always followed by training calls (of a teacher or an encoder) begins a training step.
+gradients that is always followed by training calls (of a teacher or an encoder) begins a training step, and so does a
+call of a model in evaluation mode that is always followed by a backward pass (an image is optimised through it).
 """
 
 from __future__ import annotations
@@ -321,6 +322,8 @@ class Finder:
 
     def _must_abandon(self, module: object, trains: bool) -> bool:
         """Return whether the open step turns out not to be a training step, or its end was missed."""
+        if self._running_optimizers:  # an optimizer's closure calls it, in whatever mode
+            return False
         if self._order.has_missed_optimizer():
             self._session.note("training steps whose second optimizer did not step as before were left out")
             return True

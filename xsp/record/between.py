@@ -125,7 +125,7 @@ class _Times:
         """Time in which the thread slept; None if the system does not tell."""
 
         self.lines: dict[_Line, list[int]] = {}
-        """For each line its nanoseconds, and the number of gaps or steps in which it ran."""
+        """For each line its nanoseconds, the number of gaps or steps in which it ran, and how often it began to."""
 
         self.inner: dict[_Line, dict[_Line, int]] = {}
         """For each line the nanoseconds of lines inside the program's functions that it calls."""
@@ -136,14 +136,18 @@ class _Times:
     @property
     def ns(self) -> int:
         """The time of all lines, known or not."""
-        return self.unknown_ns + sum(ns for ns, _ in self.lines.values())
+        return self.unknown_ns + sum(ns for ns, *_ in self.lines.values())
 
     def add_line(self, line: _Line | None, ns: int) -> None:
         """Add time of a line; None if it is unknown."""
         if line is None:
             self.unknown_ns += ns
         else:
-            self.lines.setdefault(line, [0, 1])[0] += ns
+            self.lines.setdefault(line, [0, 1, 0])[0] += ns
+
+    def count_pass(self, line: _Line) -> None:
+        """Count that a line begins."""
+        self.lines.setdefault(line, [0, 1, 0])[2] += 1
 
     def add(self, other: _Times) -> None:
         """Add the times of another gap or step."""
@@ -151,10 +155,11 @@ class _Times:
         if other.asleep_ns is not None:
             self.asleep_ns = (self.asleep_ns or 0) + other.asleep_ns
         self.unknown_ns += other.unknown_ns
-        for line, (ns, _) in other.lines.items():
-            total = self.lines.setdefault(line, [0, 0])
+        for line, (ns, _, passes) in other.lines.items():
+            total = self.lines.setdefault(line, [0, 0, 0])
             total[0] += ns
             total[1] += 1
+            total[2] += passes
         for line, times in other.inner.items():
             own = self.inner.setdefault(line, {})
             for inner, ns in times.items():
@@ -166,19 +171,20 @@ class _Times:
         ordered = sorted(self.lines.items(), key=lambda entry: -entry[1][0])
         return {
             "gaps": self.count,
-            "ns": sum(ns for _, (ns, _) in ordered),
+            "ns": sum(ns for _, (ns, *_) in ordered),
             "lines": [
                 {
                     **_named(code, line),
                     "function": getattr(code, "co_qualname", code.co_name),
                     "ns": ns,
                     "gaps": gaps,
+                    "passes": passes,
                     **({"package": True} if _is_of_package(code.co_filename) else {}),
                     **self._within((code, line)),
                 }
-                for (code, line), (ns, gaps) in ordered[:MOST_LINES]
+                for (code, line), (ns, gaps, passes) in ordered[:MOST_LINES]
             ],
-            "rest_ns": sum(ns for _, (ns, _) in ordered[MOST_LINES:]),
+            "rest_ns": sum(ns for _, (ns, *_) in ordered[MOST_LINES:]),
             "unknown_ns": self.unknown_ns,
             **({} if self.asleep_ns is None else {"asleep_ns": self.asleep_ns}),
         }
@@ -339,7 +345,8 @@ class Between:
             if ends == phases.BACKWARD and any(phase == phases.OPTIMIZER for phase, _ in self._phases):
                 # the closure of an optimizer ran, which is no part of its step
                 self._parts.setdefault(OUTSIDE, _Times()).add(self._parts.pop(phases.OPTIMIZER, _Times()))
-        self._times = self._parts.setdefault(self._phases[-1][0] if self._phases else OUTSIDE, _Times())
+        phase = phases.counted([phase for phase, _ in self._phases]) if self._phases else OUTSIDE
+        self._times = self._parts.setdefault(phase, _Times())
         self._since_ns = self._inner_since_ns = clock.monotonic_ns()
 
     def hold(self) -> bool:
@@ -517,6 +524,7 @@ class Between:
             self._line = None if caller is None or _is_own(caller) else (caller.f_code, caller.f_lineno)
         else:
             self._line = frame.f_code, frame.f_lineno
+            self._times.count_pass(self._line)
         self._since_ns = clock.monotonic_ns()
         return None if event == "return" else self._on_event
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -147,7 +148,7 @@ class Collecting:
             collector.notify, collector.outline = ignore, None
             cost = None
             if calibrate:
-                with contextlib.suppress(Exception):  # a probe that fails costs a figure, not the program
+                with contextlib.suppress(Exception), without_collections():  # a probe that fails costs only a figure
                     cost = cost_per_span(collector, with_passing, limit_ns)
             if cost is not None:
                 costs[collector.name] = cost
@@ -293,6 +294,19 @@ class Collecting:
                     with contextlib.suppress(Exception):
                         collector.close()
             return None
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Suspend Python's search for cycles: it would go through ten thousands of new spans again and again, and a whole
+    search, which so many new objects bring about, takes 0.2 s in a process that has imported torch."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _check_spans(spans: Iterable[Any]) -> list[Span]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 
 from xsp.subjects import Subjects
 
-LONGEST_PREFIX = 8
-"""Most calls without gradients that may begin a training step."""
+LONGEST_PREFIX = 64
+"""Most calls of modules that are not in training mode, or without gradients, that may begin a training step."""
+
+_Call = tuple[int, bool]
+"""The number of a module, and whether gradients were on: a validation calls it without them."""
 
 
 class Order:
@@ -19,9 +23,9 @@ class Order:
         self._follower: dict[Hashable, Hashable] = {}
         self._last_optimizer: Hashable = None
         self._passes = 0
-        self._calls_before: list[int] = []
-        self._previous_calls: list[int] = []
-        self._prefix: list[int] = []
+        self._calls_before: list[_Call] = []
+        self._previous_calls: list[_Call] = []
+        self._prefix: list[_Call] = []
         self._evaluated: set[int] = set()
         self._has_trained = False
 
@@ -34,15 +38,22 @@ class Order:
         self._last_optimizer, self._passes = None, 0
         if self._has_trained:
             return
-        number = self._number(module)
+        call = self._call(module)
         if not trains:
             if len(self._calls_before) <= LONGEST_PREFIX:  # a longer sequence is not a prefix
-                self._calls_before.append(number)
+                self._calls_before.append(call)
             if not getattr(module, "training", True):
-                self._evaluated.add(number)
+                self._evaluated.add(call[0])
             return
+        self._learn_prefix(is_evaluated=call[0] in self._evaluated)
+
+    def _call(self, module: object) -> _Call:
+        return self._number(module), bool(sys.modules["torch"].is_grad_enabled())
+
+    def _learn_prefix(self, is_evaluated: bool) -> None:
+        """Learn the calls that began a training step, if the step before began with the same ones."""
         self._has_trained = True
-        if number in self._evaluated:
+        if is_evaluated:
             self._prefix = []
         elif self._calls_before == self._previous_calls and len(self._calls_before) <= LONGEST_PREFIX:
             self._prefix = self._calls_before
@@ -50,23 +61,37 @@ class Order:
 
     def on_unseen_calls(self) -> None:
         """Note that many calls without gradients were made that were not noted: those before training are not known."""
-        self._calls_before = [0] * (LONGEST_PREFIX + 1)
+        self._calls_before = [(0, False)] * (LONGEST_PREFIX + 1)
 
     def begins_prefix(self, module: object) -> bool:
-        """Return whether a call without gradients begins the sequence that preceded the last training calls."""
-        return not self._calls_before and self._prefix[:1] == [self._number(module)]
+        """Return whether a call that does not train begins the sequence that preceded the last training calls.
+
+        Calls without gradients before one with them, as of a validation, do not belong to it.
+        """
+        call = self._call(module)
+        if self._prefix[:1] != [call]:
+            return False
+        if call[1] and not any(has_gradients for _, has_gradients in self._calls_before):
+            self._calls_before = []
+        return not self._calls_before
 
     def contradicts_prefix(self, module: object) -> bool:
-        """Return whether a call without gradients shows that an earlier one began no training step."""
-        calls = [*self._calls_before, self._number(module)]
+        """Return whether a call that does not train shows that an earlier one began no training step."""
+        calls = [*self._calls_before, self._call(module)]
         if self._has_trained or self._prefix[: len(calls)] == calls:
             return False
         self._prefix, self._previous_calls = [], []
         return True
 
     def on_backward(self) -> None:
-        """Note a backward pass."""
+        """Note a backward pass.
+
+        A model in evaluation mode that it goes through is part of the step: it is fixed while an input is optimised, or
+        its statistics are.
+        """
         self._last_optimizer = None
+        if not self._has_trained and self._calls_before and self._calls_before[-1][1]:
+            self._learn_prefix(is_evaluated=False)
 
     def has_missed_optimizer(self) -> bool:
         """Return whether an optimizer that used to follow another one did not step; it is not awaited again."""

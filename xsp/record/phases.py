@@ -2,7 +2,8 @@
 
 Recorded steps are few, and run on cold caches: their phases are not those of the others. So collectors note the times
 of the boundaries of phases in all steps (`Outline.times`), two readings of the clock for a phase, and a step's times
-become part of its row of the loop. Each moment counts for the innermost phase that runs, as in `xsp.account.onhost`.
+become part of its row of the loop. Each moment counts for the innermost phase that runs, see `counted`, as in
+`xsp.account.onhost`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 BEGINS = {Signal.CALL_BEGIN: FORWARD, Signal.BACKWARD_BEGIN: BACKWARD, Signal.OPTIMIZER_BEGIN: OPTIMIZER}
 ENDS = {Signal.CALL_END: FORWARD, Signal.BACKWARD_END: BACKWARD, Signal.OPTIMIZER_END: OPTIMIZER}
 """The signals with which phases begin and end."""
+
+
+def counted(running: Sequence[str]) -> str:
+    """Return the phase that time counts for: a call in a backward pass, as of activation checkpointing, is part of it.
+
+    Args:
+        running: the phases that run, outermost first; at least one.
+    """
+    return BACKWARD if running[-1] == FORWARD and BACKWARD in running else running[-1]
+
 
 LEAST_NS = 300_000
 """Shortest steps whose phases are timed: each boundary takes 0.2 µs."""
@@ -84,7 +95,7 @@ def of_step(times: Sequence[Any] | None, start_ns: int, end_ns: int) -> StepPhas
     optimizers: list[_Optimizer] = []
     for signal, time_ns in zip(times[::2], times[1::2], strict=True):
         now_ns = min(max(last_ns, time_ns), end_ns)
-        spent[running[-1]] += now_ns - last_ns
+        spent[counted(running)] += now_ns - last_ns
         last_ns, begun, ended = now_ns, BEGINS.get(signal), ENDS.get(signal)
         if begun is not None:
             running.append(begun)
@@ -98,7 +109,7 @@ def of_step(times: Sequence[Any] | None, start_ns: int, end_ns: int) -> StepPhas
                 spent[OPTIMIZER] -= optimizers.pop().closure_ns
             elif ended == BACKWARD and optimizers:
                 optimizers[-1].count_pass(spent[OPTIMIZER])
-    spent[running[-1]] += max(0, end_ns - last_ns)
+    spent[counted(running)] += max(0, end_ns - last_ns)
     return StepPhases(spent[FORWARD], spent[BACKWARD], spent[OPTIMIZER])
 
 

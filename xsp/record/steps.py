@@ -18,7 +18,7 @@ from xsp.record import beside, blocks
 from xsp.record import budget as budgets
 from xsp.record.beside import EndedStep
 from xsp.record.between import Between
-from xsp.record.collecting import Collecting
+from xsp.record.collecting import Collecting, without_collections
 from xsp.record.kinds import Kinds
 from xsp.record.loop import UNKNOWN, Loop, Status, Usage
 from xsp.record.overhead import Account
@@ -261,6 +261,7 @@ class Steps:
         self._writer.add_to_loop(self.loop.take(), self.clock.anchor().offset_ns)
         self.schedule.restart_settling()
 
+    @without_collections()
     def store(self, step: Step, samples: int | None) -> None:
         """Send the rows of a step to be stored, unless its turn keeps nothing."""
         spans, block_spans = self.collecting.rows(step.anchor), self.blocks.take(since_ns=step.since_ns)

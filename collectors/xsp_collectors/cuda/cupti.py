@@ -7,7 +7,6 @@ records are flushed after the step's end was read, then named and turned into sp
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import sys
@@ -184,8 +183,7 @@ class CuptiActivities(DeviceCollector):
 
     def spans(self) -> list[Span]:
         """Return the recorded spans; once CUDA is in use, try CUPTI for the following steps."""
-        with _without_collections():
-            placement = self._placement()
+        placement = self._placement()
         self._counts[graphs.UNSEEN_CAPTURES] += placement.unknown_count
         self._count_losses()
         if self._recording is None and self._is_open and not self._is_refused and _cuda_is_in_use():
@@ -297,18 +295,6 @@ class CuptiActivities(DeviceCollector):
                 self._names = CallNames(self._cupti)
                 return
         self.gave_up, self._is_refused = reason, True
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Suspend Python's search for cycles, which would go through ten thousands of new records again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _launch_empty_kernel() -> None:
