@@ -139,7 +139,7 @@ def _reserve(body: bytearray, tag: bytes, size: int) -> int:
 @functools.lru_cache(maxsize=256)
 def _count_head(attribute: str, size: int) -> bytes:
     """Return the bytes before the value of an integer attribute."""
-    key = block(1, b"xsp.key") + b"\x12" + varint(1 + size) + b"\x18"
+    key = block(1, attribute.encode()) + b"\x12" + varint(1 + size) + b"\x18"
     return b"\x4a" + varint(len(key) + size) + key
 
 
