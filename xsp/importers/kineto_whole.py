@@ -58,7 +58,6 @@ def finish(con: duckdb.DuckDBPyConnection, shift_ns: int, losses: Losses) -> lis
     _forward_threads(con)
     _link_launches(con, losses)
     _link_operators(con, losses)
-    con.execute("DROP TABLE IF EXISTS links")
     _layers(con, losses)
     _remove_duplicates(con, losses)
     if shift_ns:
@@ -127,8 +126,7 @@ def _link_launches(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     unlinked = f"SELECT count(*) FROM raw_spans WHERE level = {int(Level.KERNEL)} AND correlation_id IS NULL"
     ((count,),) = con.execute(unlinked).fetchall()
     for name, links in _LINKS.items() if count else ():
-        if linked := _link(con, links, "correlation_id"):
-            con.execute("UPDATE raw_spans SET operator = NULL FROM links WHERE number = work")
+        if linked := _link(con, links, "correlation_id", "operator = CASE WHEN number <> work THEN operator END"):
             losses.note(f"{linked} of {count} kernels and copies without a correlation id were matched by {name}")
 
 
@@ -154,13 +152,14 @@ def _link_operators(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
         )
 
 
-def _link(con: duckdb.DuckDBPyConnection, links: str, column: str) -> int:
+def _link(con: duckdb.DuckDBPyConnection, links: str, column: str, *changes: str) -> int:
     """Give device work with a single link, and the call that it leads to, the same number in a column.
 
     Args:
-        con: holds `raw_spans`; the table `links` holds the pairs afterwards.
+        con: holds `raw_spans`.
         links: SQL of pairs of `work` and `call`.
         column: the column; a call that has no number gets a new one.
+        changes: SQL of further changes of the rows `work` and `call`.
 
     Returns:
         The number of pairs.
@@ -174,8 +173,10 @@ def _link(con: duckdb.DuckDBPyConnection, links: str, column: str) -> int:
         ) AS {column} FROM single JOIN raw_spans ON number = call
         """
     )
-    con.execute(f"UPDATE raw_spans SET {column} = links.{column} FROM links WHERE number IN (work, call)")
+    assigned = ", ".join((f"{column} = links.{column}", *changes))
+    con.execute(f"UPDATE raw_spans SET {assigned} FROM links WHERE number IN (work, call)")
     ((count,),) = con.execute("SELECT count(*) FROM links").fetchall()
+    con.execute("DROP TABLE links")
     return int(count)
 
 
