@@ -20,7 +20,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from xsp.cost.inputs import INT64_LIMIT, PACKED, Shape, broadcast, convolution_output, is_true, per_dimension, shapes_of
+from xsp.cost.inputs import (
+    CONVOLUTIONS,
+    INT64_LIMIT,
+    PACKED,
+    Shape,
+    broadcast,
+    convolution_output,
+    is_true,
+    per_dimension,
+    shapes_of,
+)
 
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
 
@@ -324,8 +334,6 @@ def _library_names(names: str, *libraries: str) -> list[str]:
 NOWHERE = sys.maxsize
 """Position of an option that is not at the same position in all versions of an operator."""
 
-_DILATED = ("slow_conv_dilated2d", "slow_conv_dilated3d")
-
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"), _mm),
     **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _from_second(_mm)),
@@ -365,16 +373,8 @@ FORMULAS: dict[str, Formula] = {
     "conv3d": _convolution(3, 4, 5),
     "convolution": _convolution(3, 4, 5, transposed=6),
     "_convolution": _convolution(3, 4, 5, transposed=6),
-    "mkldnn_convolution": _convolution(4, 3, 5),
-    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
-    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
-    "cudnn_convolution": _convolution(3, 2, 4),
-    "cudnn_convolution_relu": _convolution(3, 4, 5),
-    "cudnn_convolution_add_relu": _convolution(5, 6, 7),
-    **dict.fromkeys(
-        ("_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "conv_depthwise3d", *_DILATED),
-        _convolution(4, 5, 6),
-    ),
+    **{name: _convolution(*positions) for name, positions in CONVOLUTIONS.items()},
+    **dict.fromkeys(("thnn_conv_depthwise2d_forward", "slow_conv_dilated3d"), _convolution(4, 5, 6)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
     **dict.fromkeys(
         (*_library_names("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed

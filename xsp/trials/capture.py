@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xsp.device import devices
 from xsp.device.contract import Device
-from xsp.trials.trial import Trial, require_on
+from xsp.trials.trial import LoaderTrial, Trial, require_on
 
 MOST_FORMS = 8
 """Most forms of arguments for which a module's calls are captured; calls of others stay as they are."""
@@ -134,7 +133,7 @@ def _captured(
     return replayed
 
 
-class PinMemory(Trial):
+class PinMemory(LoaderTrial):
     """Data loaders pin what they load, and pinned tensors are copied while the host goes on."""
 
     def __init__(self, value: str = "") -> None:
@@ -144,25 +143,14 @@ class PinMemory(Trial):
     def start(self) -> None:
         """See `Trial`."""
         import torch
-        from torch.utils.data import DataLoader
 
         if not devices.accelerators():
             self.record_reason("there is no GPU to copy to")
             return
-        self.record_reason("no data loader without pinned memory was made")
-        original = DataLoader.__init__
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(loader, *args, **kwargs)
-            if not bound.arguments.get("pin_memory"):
-                bound.arguments["pin_memory"] = True
-                self.reasons.clear()
-                self.record_change("a data loader with pinned memory, and copies for which the host does not wait")
-            original(*bound.args, **bound.kwargs)
-
-        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
+        self.set_option(
+            "pin_memory", True, "no data loader without pinned memory was made",
+            "a data loader with pinned memory, and copies for which the host does not wait",
+        )  # fmt: skip
         methods = {device.torch_type for device in devices.accelerators()}  # such as `Tensor.cuda`
         for name in ("to", *(name for name in methods if callable(getattr(torch.Tensor, name, None)))):
             setattr(torch.Tensor, name, _without_waiting(getattr(torch.Tensor, name)))

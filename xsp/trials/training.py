@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import Any, ClassVar
 
-from xsp.trials.trial import Trial, parse_count
+from xsp.trials.trial import LoaderTrial, Trial, parse_count
 
 
 class _OptimizerSwitch(Trial):
@@ -56,7 +54,7 @@ class Foreach(_OptimizerSwitch):
     options: ClassVar[dict[str, bool | None]] = {"foreach": True, "fused": None}
 
 
-class Workers(Trial):
+class Workers(LoaderTrial):
     """Data loaders without workers get a number of workers."""
 
     def __init__(self, value: str = "") -> None:
@@ -65,19 +63,7 @@ class Workers(Trial):
 
     def start(self) -> None:
         """See `Trial`."""
-        from torch.utils.data import DataLoader
-
-        self.record_reason("no data loader without workers was made")
-        original = DataLoader.__init__
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(loader, *args, **kwargs)
-            if not bound.arguments.get("num_workers"):
-                bound.arguments["num_workers"] = self.workers
-                self.reasons.clear()
-                self.record_change(f"a data loader with {self.workers} workers")
-            original(*bound.args, **bound.kwargs)
-
-        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
+        self.set_option(
+            "num_workers", self.workers, "no data loader without workers was made",
+            f"a data loader with {self.workers} workers",
+        )  # fmt: skip

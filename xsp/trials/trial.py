@@ -27,7 +27,9 @@ Several trials are joined by `+`: `channels_last+threads=2`. Importing this modu
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +78,36 @@ class Trial:
     def record_reason(self, text: str) -> None:
         """Record why something was not changed."""
         self.reasons[text] = None
+
+
+class LoaderTrial(Trial):
+    """A trial that sets an option of the data loaders that do not set it."""
+
+    def set_option(self, name: str, value: Any, reason: str, change: str) -> None:
+        """Set an option of all loaders that are made from now on.
+
+        Args:
+            name: the option.
+            value: its value.
+            reason: why nothing was changed, recorded until a loader is changed.
+            change: what was changed, recorded then.
+        """
+        from torch.utils.data import DataLoader
+
+        self.record_reason(reason)
+        original = DataLoader.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs)
+            if not bound.arguments.get(name):
+                bound.arguments[name] = value
+                self.reasons.clear()
+                self.record_change(change)
+            original(*bound.args, **bound.kwargs)
+
+        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
 
 
 _CLASSES = {
