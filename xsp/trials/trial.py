@@ -27,9 +27,7 @@ Several trials are joined by `+`: `channels_last+threads=2`. Importing this modu
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,36 +78,6 @@ class Trial:
         self.reasons[text] = None
 
 
-class LoaderTrial(Trial):
-    """A trial that sets an option of the data loaders that do not set it."""
-
-    def set_option(self, name: str, value: Any, reason: str, change: str) -> None:
-        """Set an option of all loaders that are made from now on.
-
-        Args:
-            name: the option.
-            value: its value.
-            reason: why nothing was changed, recorded until a loader is changed.
-            change: what was changed, recorded then.
-        """
-        from torch.utils.data import DataLoader
-
-        self.record_reason(reason)
-        original = DataLoader.__init__
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(loader, *args, **kwargs)
-            if not bound.arguments.get(name):
-                bound.arguments[name] = value
-                self.reasons.clear()
-                self.record_change(change)
-            original(*bound.args, **bound.kwargs)
-
-        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
-
-
 _CLASSES = {
     "threads": "settings:Threads",
     "interop": "settings:Interop",
@@ -123,7 +91,7 @@ _CLASSES = {
     "sdpa": "calls:Sdpa",
     "compile": "calls:Compile",
     "capture": "capture:Capture",
-    "pin_memory": "capture:PinMemory",
+    "pin_memory": "training:PinMemory",
     "fold_batch_norm": "folding:FoldBatchNorm",
     "fused_optimizer": "training:FusedOptimizer",
     "foreach": "training:Foreach",
