@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import oddfiles
 import pytest
 
 from xsp import inside
 
 SECRET = b"secret"
-
-
-def fifo(path: Path, _: Path) -> None:
-    os.mkfifo(path)
-
-
-def socket_file(path: Path, _: Path) -> None:
-    server = socket.socket(socket.AF_UNIX)
-    here = os.getcwd()
-    os.chdir(path.parent)  # a path of a socket may have 107 bytes
-    try:
-        server.bind(path.name)
-    finally:
-        os.chdir(here)
-        server.close()
-
-
-def holes(path: Path, _: Path) -> None:
-    with open(path, "wb") as file:
-        file.truncate(1 << 40)
 
 
 def linked(target: str) -> Callable[[Path, Path], None]:
@@ -51,10 +31,10 @@ WAYS: dict[str, Callable[[Path, Path], None]] = {
     "link to a descriptor": linked("/dev/stdin"),
     "link in a circle": linked("file"),
     "link to the directory": linked("."),
-    "pipe": fifo,
-    "socket": socket_file,
+    "pipe": lambda path, _: os.mkfifo(path),
+    "socket": lambda path, _: oddfiles.socket_file(path),
     "folder": lambda path, _: path.mkdir(),
-    "holes": holes,
+    "holes": lambda path, _: oddfiles.holes(path),
 }  # fmt: skip
 
 

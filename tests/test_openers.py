@@ -43,7 +43,7 @@ OTHERS = {
         share/wire.py in_memory; evaluate/results.py _arrays
     """,
     "written by this process, or by a program that it started": """
-        atomic.py move_into_place; cli/compare.py _text; comparison/turns.py _run _end_of; counters/ncu.py collect
+        atomic.py move_into_place; comparison/turns.py _run _end_of; counters/ncu.py collect
         _export_table; evaluate/load/loadgen.py drive_loadgen; exporters/contract.py atomic_file; graph/corpus.py
         collect; importers/nsys_tables.py Export.__init__ Export._insert_rows; importers/repair.py mend;
         importers/traceevents.py _pieces

@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import oddfiles
 import pytest
 from depth import deep
 from sources import sources, tree_of
@@ -375,19 +375,9 @@ RUN_FILES = (
 )  # fmt: skip
 
 
-def _make_socket(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # a path of a socket may have 107 bytes
-    try:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
 NO_FILES: dict[str, Any] = {
     "pipe": os.mkfifo,
-    "socket": _make_socket,
+    "socket": oddfiles.socket_file,
     "link out": lambda path: path.symlink_to(path.parents[2] / "other" / "file"),
     "link to a folder": lambda path: path.symlink_to("/proc/self"),
     "device": lambda path: path.symlink_to("/dev/zero"),

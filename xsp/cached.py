@@ -310,15 +310,16 @@ def _entry_path(kind: str, key: Mapping[str, Any] | None, suffix: str = ".json")
     folder = default_folder()
     if key is None or folder is None:
         return None
-    return folder / f"{kind}-{_hash(json.dumps([kind, key], sort_keys=True))}{suffix}"
+    return folder / f"{kind}-{hash_of(json.dumps([kind, key], sort_keys=True))}{suffix}"
 
 
 def _head(path: Path, text: str) -> str:
-    return json.dumps({"xsp_cached": path.stem, "hash": _hash(text)})
+    return json.dumps({"xsp_cached": path.stem, "hash": hash_of(text)})
 
 
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+def hash_of(text: str, nbytes: int = 16) -> str:
+    """Return a hash of a text, as two hexadecimal digits for each of its bytes."""
+    return hashlib.blake2b(text.encode(), digest_size=nbytes).hexdigest()
 
 
 def _prune(folder: Path) -> None:
@@ -358,7 +359,7 @@ def _fingerprint(folder: Path, all_sources: bool) -> str:
     for path in paths:
         status = os.stat(path)
         lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
-    return _hash("\n".join(lines))
+    return hash_of("\n".join(lines))
 
 
 def _sources(folder: str) -> Iterator[str]:

@@ -7,9 +7,7 @@ over later ones of its stream (TraceLens#669).
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import rocpd
 import small_traces
+import sqlitefiles
 import wire
 from depth import deep
 
@@ -87,38 +86,19 @@ def nsys(path: Path, made: Program) -> str:
     return small_traces.nsys(path.with_suffix(".sqlite"), tables)
 
 
-def written(path: Path, tables: dict[str, tuple[str, list[tuple[Any, ...]]]]) -> str:
-    """Write an SQLite file with these tables, each with its columns and rows."""
-    with closing(sqlite3.connect(path)) as con:
-        for name, (columns, rows) in tables.items():
-            names = columns.split(", ")
-            con.execute(f"CREATE TABLE {name} ({', '.join(f'[{column}]' for column in names)})")
-            con.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(names))})", rows)
-        con.commit()
-    return str(path)
-
-
 def rpd(path: Path, made: Program) -> str:
     strings = [(1, ""), (2, "hipLaunchKernel"), (3, "gemm"), (4, "KernelExecution"), (5, "CopyHostToDevice")]
     calls = [(number, 42, 43, start, end, 2, 1) for start, end, number in made.calls]
     work = [(number, 3, 0, 0, "", start, end, 3, 4) for start, end, number in made.kernels]
     work += [(100 + number, 3, 0, 0, "", start, end, 1, 5) for start, end, number in made.copies]
-    links = [(number, number, each[0]) for number, each in enumerate(work, 1)]
     links = [(place, each[0] % 100 if each[0] < 200 else each[0] - 100, each[0]) for place, each in enumerate(work, 1)]
     known = {number for _, _, number in made.calls}
-    return written(
-        path.with_suffix(".rpd"),
-        {
-            "rocpd_string": ("id, string", strings),
-            "rocpd_op": ("id, gpuId, queueId, sequenceId, completionSignal, start, end, description_id, opType_id",
-                         work),
-            "rocpd_api": ("id, pid, tid, start, end, apiName_id, args_id", calls),
-            "rocpd_api_ops": ("id, api_id, op_id", [link for link in links if link[1] in known]),
-            "rocpd_copyapi": ("api_ptr_id, stream, size", [(1, "0x0", 64)]),
-            "rocpd_kernelapi": ("api_ptr_id, gridX, gridY, gridZ, workgroupX, workgroupY, workgroupZ, "
-                                "groupSegmentSize", [(1, 4, 2, 1, 256, 1, 1, 0)]),
-        },
-    )  # fmt: skip
+    content = {
+        "rocpd_string": strings, "rocpd_op": work, "rocpd_api": calls,
+        "rocpd_api_ops": [link for link in links if link[1] in known],
+        "rocpd_copyapi": [(1, "0x0", 64)], "rocpd_kernelapi": [(1, 4, 2, 1, 256, 1, 1, 0)],
+    }  # fmt: skip
+    return str(sqlitefiles.rpd(path.with_suffix(".rpd"), content))
 
 
 def rocprof(path: Path, made: Program) -> str:

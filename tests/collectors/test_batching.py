@@ -17,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import Told  # noqa: E402
+from smallllama import small_llama  # noqa: E402
 
 from xsp import serving, stats  # noqa: E402
 from xsp.serving import PARTS, RequestAccount  # noqa: E402
@@ -35,17 +36,6 @@ def api() -> Any:
         if any(not hasattr(getattr(found, owner, None), name) for name in names):
             pytest.skip("this transformers has another continuous batching")
     return found
-
-
-def model(layers: int = 2, hidden: int = 64) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=256, max_position_embeddings=4096,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -154,7 +144,7 @@ def is_close(ours_ns: float, theirs_ns: float) -> bool:
 def test_200_requests_add_up_and_agree_with_the_clients_clock_and_no_token_changes(told: Told) -> None:
     draw = random.Random(1)
     drawn = [(f"r{n}", draw.randint(1, 120), draw.randint(1, 24), draw.expovariate(100)) for n in range(200)]
-    net = model()
+    net = small_llama(layers=2, hidden=64)
     client = serve(net, drawn)
     told.drain()
     told.drain()
@@ -192,7 +182,7 @@ def reason(accounts: Sequence[RequestAccount], name: str) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_planted_long_neighbour_and_a_planted_queue_are_seen(told: Told) -> None:
-    net = model(hidden=256)
+    net = small_llama(layers=2, hidden=256)
     short = [(f"s{n}", 8, 30, 0.0) for n in range(4)]
     serve(net, [*short, ("long", 1800, 2, 0.05)], max_batch_tokens=2048)
     told.drain()
@@ -216,7 +206,7 @@ def test_a_planted_long_neighbour_and_a_planted_queue_are_seen(told: Told) -> No
 
 @pytest.mark.slow
 def test_cancelled_and_failed_requests_are_said_to_be_so(told: Told) -> None:
-    net = model()
+    net = small_llama(layers=2, hidden=64)
     manager = manager_of(net)
     client = Client(manager)
     client.send("waiting", prompt(5, 0), 500)
@@ -244,7 +234,7 @@ def test_cancelled_and_failed_requests_are_said_to_be_so(told: Told) -> None:
 
 
 def test_a_model_that_raises_fails_its_requests_and_the_step(told: Told) -> None:
-    net, calls = model(), []
+    net, calls = small_llama(layers=2, hidden=64), []
 
     def fail(*_: Any) -> None:
         calls.append(1)
@@ -270,7 +260,7 @@ def test_a_model_that_raises_fails_its_requests_and_the_step(told: Told) -> None
 
 
 def test_several_engines_and_a_restart_in_the_middle(told: Told) -> None:
-    one, two = model(), model(layers=1)
+    one, two = small_llama(layers=2, hidden=64), small_llama(hidden=64)
     managers = [manager_of(one), manager_of(two), manager_of(two)]
     clients = [Client(manager) for manager in managers]
     for manager in managers:

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engines import Told  # noqa: E402
+from smallllama import small_llama  # noqa: E402
 
 from xsp import serving  # noqa: E402
 from xsp_collectors.generating import Generation  # noqa: E402
@@ -25,20 +26,9 @@ def utils() -> Any:
     return found
 
 
-def drawn(seed: int, hidden: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, vocab_size=64, max_position_embeddings=512,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return drawn(0, 32)
+    return small_llama()
 
 
 @pytest.fixture
@@ -82,7 +72,7 @@ def test_each_row_is_a_request_and_each_call_of_the_model_a_step(model: Any, tol
 
 @pytest.fixture(scope="module")
 def draft() -> Any:
-    return drawn(7, 16)
+    return small_llama(seed=7, hidden=16)
 
 
 @pytest.mark.parametrize("returned", [1, 3])

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from fuzzing import examples, mutated, places
+from fuzzing import MUTATIONS, examples, is_read, mutated, places
 from hypothesis import given
 from hypothesis import strategies as st
 from small_traces import CHROME, EXECUTION, KINETO, STEP, nsys
@@ -29,26 +29,11 @@ from xsp.analyses import ANALYSES
 from xsp.correlate import parents
 from xsp.correlate.arrays import Spans
 from xsp.errors import AnalysisError, PluginError, TraceError
-from xsp.importers import contract
 from xsp.importers.chakra import Chakra
 from xsp.importers.kineto import Kineto
 from xsp.schema import MAX_NESTING
 
 JSON = {"kineto": KINETO, "chrome": CHROME}
-
-
-def is_read(path: Path) -> None:
-    """Read a file into the table of spans: that, or an error of xsp's."""
-    con = table.connect()
-    con.execute("SET threads = 1")
-    with contextlib.suppress(TraceError, PluginError):
-        importer = contract.find_importer(str(path))
-        if isinstance(importer, contract.TableImporter):
-            importer.fill(con, str(path))
-            rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM raw_spans")
-            doubled, start, duration = rows.fetchall()[0]
-            assert (doubled, (start or 0) >= 0, (duration or 0) >= 0) == (0, True, True)
-    con.close()
 
 
 def is_analysed(path: Path) -> None:
@@ -179,11 +164,6 @@ def test_any_parents_come_to_an_end(tmp_path: Path, parents: list[int]) -> None:
 
 # --- bytes ------------------------------------------------------------------------------------------------
 
-BYTES = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "end"]), st.binary(min_size=1, max_size=8)),
-    min_size=1,
-    max_size=4,
-)
 PACKED = {
     "kineto": json.dumps(KINETO).encode(),
     "kineto, gzip": gzip.compress(json.dumps(KINETO).encode(), mtime=0),
@@ -194,7 +174,7 @@ PACKED = {
 
 @pytest.mark.parametrize("name", PACKED)
 @examples(6)
-@given(mutations=BYTES)
+@given(mutations=MUTATIONS)
 def test_no_bytes_lead_to_another_error(tmp_path: Path, name: str, mutations: list[tuple[float, str, bytes]]) -> None:
     path = tmp_path / "fuzzed"
     path.write_bytes(mutated(PACKED[name], mutations))
@@ -248,7 +228,7 @@ def test_no_cell_stops_an_analysis(tmp_path: Path, data: st.DataObject) -> None:
 
 
 @examples(6)
-@given(mutations=BYTES)
+@given(mutations=MUTATIONS)
 def test_no_damage_to_a_database_leads_to_another_error(
     tmp_path: Path, mutations: list[tuple[float, str, bytes]]
 ) -> None:

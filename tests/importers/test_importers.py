@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("opentelemetry.proto")
 pytest.importorskip("hypothesis")
 
-from fuzzing import examples, mutated, places, replaced
+from fuzzing import MUTATIONS, examples, mutated, places, replaced
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -258,12 +258,6 @@ def test_the_core_alone_reads_json_and_says_what_protobuf_needs(tmp_path: Path) 
 
 
 # --- any bytes ------------------------------------------------------------------------------------------
-
-MUTATIONS = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "repeat"]), st.binary(min_size=1, max_size=8)),
-    min_size=1,
-    max_size=6,
-)
 
 
 @pytest.mark.slow

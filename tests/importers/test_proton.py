@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("hypothesis")
 
-from fuzzing import examples, mutated
+from fuzzing import MUTATIONS, examples, is_read, mutated
 from hypothesis import given
 from hypothesis import strategies as st
 
 import xsp
-from xsp import advise, table
+from xsp import advise
 from xsp.analyses import ANALYSES
 from xsp.errors import AnalysisError, TraceError
 from xsp.importers.contract import find_importer
@@ -129,33 +129,17 @@ def test_a_damaged_file_is_one_error(tmp_path: Path, content: str, reason: str) 
 ODD: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 2**63, 1e308, float("nan"), "", "x", [], {}, [[]], {"a": 1}]
 )
-BYTES = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "end"]), st.binary(min_size=1, max_size=8)),
-    min_size=1,
-    max_size=4,
-)
-
-
-def is_read(path: Path) -> None:
-    con = table.connect()
-    con.execute("SET threads = 1")
-    with contextlib.suppress(TraceError):
-        Proton().fill(con, str(path))
-        ((start, duration),) = con.execute("SELECT min(start_ns), min(dur_ns) FROM raw_spans").fetchall()
-        assert start >= 0
-        assert duration >= 0
-    con.close()
 
 
 @pytest.mark.parametrize("content", [json.dumps(TREE), "\n".join(map(json.dumps, LINES))], ids=["tree", "timeline"])
 @examples(20)
-@given(mutations=BYTES)
+@given(mutations=MUTATIONS)
 def test_no_bytes_lead_to_another_error(
     tmp_path: Path, content: str, mutations: list[tuple[float, str, bytes]]
 ) -> None:
     path = tmp_path / "fuzzed.hatchet"
     path.write_bytes(mutated(content.encode(), mutations))
-    is_read(path)
+    is_read(path, Proton())
 
 
 @examples(20)
@@ -165,4 +149,5 @@ def test_no_value_leads_to_another_error(
 ) -> None:
     metrics = {"count": count, "time (ns)": time, "device_id": device, "flops8": time, "bytes": count}
     odd = {"frame": {"name": name}, "children": children, "metrics": metrics}
-    is_read(write(tmp_path / "fuzzed.hatchet", [node("ROOT", odd, kernel("k", 5, 1)), {"CUDA": {"0": children}}]))
+    content = [node("ROOT", odd, kernel("k", 5, 1)), {"CUDA": {"0": children}}]
+    is_read(write(tmp_path / "fuzzed.hatchet", content), Proton())

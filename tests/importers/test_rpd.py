@@ -8,20 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlitefiles
 
 import xsp
 from xsp.errors import TraceError
 
 REAL = Path(__file__).resolve().parents[3] / "shared/reports/traces/matmul_result.rpd"
 
-SCHEMA = {
-    "rocpd_string": "id, string",
-    "rocpd_op": "id, gpuId, queueId, sequenceId, completionSignal, start, end, description_id, opType_id",
-    "rocpd_api": "id, pid, tid, start, end, apiName_id, args_id",
-    "rocpd_api_ops": "id, api_id, op_id",
-    "rocpd_copyapi": "api_ptr_id, stream, size",
-    "rocpd_kernelapi": "api_ptr_id, gridX, gridY, gridZ, workgroupX, workgroupY, workgroupZ, groupSegmentSize",
-}
 CONTENT: dict[str, list[tuple[Any, ...]]] = {
     "rocpd_string": [(1, ""), (2, "hipLaunchKernel"), (3, "gemm"), (4, "KernelExecution"), (5, "CopyHostToDevice"),
                      (6, "hipMemcpyAsync"), (7, "UserMarker"), (8, "layer"), (9, "hipStreamSynchronize"),
@@ -38,16 +31,7 @@ CONTENT: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.rpd"
-    con = sqlite3.connect(path)
-    for name, columns in SCHEMA.items():
-        quoted = ", ".join(f'"{each}"' for each in columns.split(", "))
-        con.execute(f"CREATE TABLE {name} ({quoted})")
-        rows = CONTENT[name]
-        con.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
-    con.commit()
-    con.close()
-    return path
+    return sqlitefiles.rpd(tmp_path / "small.rpd", CONTENT)
 
 
 def test_work_has_its_launch_and_its_sizes_and_barriers_are_no_work(small: Path) -> None:

@@ -56,10 +56,6 @@ def rows(con: duckdb.DuckDBPyConnection, name: str) -> Iterator[dict[str, Any]]:
         yield {**known, "links": json.loads(known.get("links") or "[]"), "own": json.loads(known["attributes"] or "{}")}
 
 
-def is_synthetic(row: dict[str, Any]) -> bool:
-    return "xsp.fold.count" in row["own"]
-
-
 def put_together(split: Split) -> Counter[Span]:
     """Follow the two rules that the module states for importers."""
     found = []

@@ -25,8 +25,8 @@ from xsp.report import headline
 from xsp.run import Otel
 from xsp.schema import Level, Span
 from xsp.store import loop
-from xsp.store.coldness import coldness
 from xsp.store.iterations import BareStep, idle_hooks_ns, iterations, settling_ns
+from xsp.store.reference import coldness
 from xsp.testing import spans, trace_of, with_loop
 
 MS = 1_000_000

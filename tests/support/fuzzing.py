@@ -1,14 +1,21 @@
 """The number of random examples, few and the same each time in the suite, more and others with XSP_FUZZ_TIMES; and
-functions that damage inputs.
+functions that damage inputs, and that read them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from xsp import table
+from xsp.errors import PluginError, TraceError
+from xsp.importers import contract
 
 TIMES = int(os.environ.get("XSP_FUZZ_TIMES", "1"))
 """Factor on the number of examples of the suite."""
@@ -47,6 +54,16 @@ def replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copied
 
 
+MUTATIONS = st.lists(
+    st.tuples(
+        st.floats(0, 1), st.sampled_from(["set", "cut", "insert", "repeat", "end"]), st.binary(min_size=1, max_size=8)
+    ),
+    min_size=1,
+    max_size=6,
+)
+"""Changes of bytes for `mutated`."""
+
+
 def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
     """Return bytes after some changes: a position from 0 to 1, the kind of change, and new bytes."""
     for position, mutation, new in mutations:
@@ -62,3 +79,17 @@ def mutated(content: bytes, mutations: list[tuple[float, str, bytes]]) -> bytes:
         else:
             content = content[:offset]
     return content
+
+
+def is_read(path: Path, importer: contract.Importer | None = None) -> None:
+    """Read a file into the table of spans, or get an error of xsp's; by default by the importer that recognises it."""
+    con = table.connect()
+    con.execute("SET threads = 1")
+    with contextlib.suppress(TraceError, PluginError):
+        importer = importer or contract.find_importer(str(path))
+        if isinstance(importer, contract.TableImporter):
+            importer.fill(con, str(path))
+            rows = con.execute("SELECT count(*) - count(DISTINCT number), min(start_ns), min(dur_ns) FROM raw_spans")
+            doubled, start, duration = rows.fetchall()[0]
+            assert (doubled, (start or 0) >= 0, (duration or 0) >= 0) == (0, True, True)
+    con.close()

@@ -8,6 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import sqlitefiles
+
 SUFFIX = "_00000aaa_bbbb_7ccc"
 GPU, CPU = 5, 1
 
@@ -43,12 +45,9 @@ CONTENT: dict[str, list[tuple[Any, ...]]] = {
 
 def database(path: Path, content: Mapping[str, list[tuple[Any, ...]]] = CONTENT) -> Path:
     """Write the database with these rows by table, and return its path."""
-    with closing(sqlite3.connect(path)) as con:
-        for name, columns in SCHEMA.items():
-            quoted = ", ".join(f'"{each}"' for each in columns.split(", "))
-            con.execute(f'CREATE TABLE "{name}{SUFFIX}" ({quoted})')
-            places = ", ".join("?" * len(columns.split(", ")))
-            con.executemany(f'INSERT INTO "{name}{SUFFIX}" VALUES ({places})', content[name])
+    tables = {f"{name}{SUFFIX}": (columns.split(", "), content[name]) for name, columns in SCHEMA.items()}
+    with closing(sqlite3.connect(sqlitefiles.written(path, tables))) as con:
+        for name in SCHEMA:
             con.execute(f'CREATE VIEW {name} AS SELECT * FROM "{name}{SUFFIX}"')
         con.commit()
     return path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import sqlitefiles
 
 SESSION_NS = 1_790_000_000_000_000_000
 STRINGS = {
@@ -48,16 +48,10 @@ def nvtx(start: int, end: int | None, text: str | None, tid: int = 1, pid: int =
 
 def nsys(path: Path, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Write an export of nsys with some tables, each of rows with the same columns; return its path."""
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-        db.executemany("INSERT INTO StringIds VALUES (?, ?)", STRINGS.items())
-        for name, rows in tables.items():
-            columns = list(rows[0])
-            db.execute(f"CREATE TABLE {name} ({', '.join(f'[{column}]' for column in columns)})")
-            marks = ", ".join("?" * len(columns))
-            db.executemany(f"INSERT INTO {name} VALUES ({marks})", [[row[c] for c in columns] for row in rows])
-        db.commit()
-    return str(path)
+    content = {name: (list(rows[0]), [[row[column] for column in rows[0]] for row in rows])
+               for name, rows in tables.items()}  # fmt: skip
+    strings = ["id INTEGER PRIMARY KEY", "value TEXT"], list(STRINGS.items())
+    return str(sqlitefiles.written(path, {"StringIds": strings, **content}))
 
 
 START = {"TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": SESSION_NS}]}

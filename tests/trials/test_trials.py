@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from xsp.errors import UsageError
-from xsp.trials import calls, capture, child, folding, outputs
+from xsp.trials import calls, child, folding, outputs, training
 from xsp.trials.calls import Autocast, ChannelsLast, Float32, InferenceMode, Sdpa
-from xsp.trials.capture import Capture, PinMemory
+from xsp.trials.capture import Capture
 from xsp.trials.folding import FoldBatchNorm
 from xsp.trials.settings import Malloc, OneDnn, Threads, facts
-from xsp.trials.training import Foreach, FusedOptimizer, Workers
+from xsp.trials.training import Foreach, FusedOptimizer, PinMemory, Workers
 from xsp.trials.trial import Trial, names, parse
 
 torch = pytest.importorskip("torch")
@@ -456,7 +456,7 @@ def test_data_loaders_pin_what_they_load(device: Any, monkeypatch: pytest.Monkey
     assert list(trial.applied) == ["a data loader with pinned memory, and copies for which the host does not wait"]
     assert not trial.reasons
     asked: list[Any] = []
-    copied = capture._without_waiting(lambda tensor, *args, **kwargs: asked.append(kwargs))
+    copied = training._without_waiting(lambda tensor, *args, **kwargs: asked.append(kwargs))
     for pinned in (True, False):
         tensor = torch.ones(1)
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self, pinned=pinned: pinned)

@@ -25,8 +25,8 @@ from xsp.analyses.model import Optimum, model_roofline, model_sweep, optimal_bat
 from xsp.errors import PluginError
 
 _SUBJECTS = (
-    "account", "phases", "loop", "kinds", "requests", "layer", "ops", "modules", "model", "kernel", "roofline",
-    "utilisation", "ledger", "activity", "idle", "launches", "streams", "fusing", "counted", "communication", "ranks",
+    "account", "phases", "loop", "requests", "layer", "ops", "modules", "model", "kernel", "roofline",
+    "utilisation", "ledger", "activity", "idle", "launches", "streams", "fusing", "counted", "communication",
     "critical", "memory", "samples", "energy",
 )  # fmt: skip
 """The built-in modules, in the order in which their tables are shown."""

@@ -149,11 +149,6 @@ NAMES = ("begin", "middle", "end")
 METRICS = ("latency_ms", "alloc_mib", "flops", "dram_bytes")
 
 
-def stage(place: str, count: str) -> str:
-    """Return the SQL of the third (0, 1 or 2) in which a place lies, counted from 0, out of `count` places."""
-    return f"(3 * {place} // {count})"
-
-
 @analysis("stages", "Stages of the model", Level.LAYER)
 def stages(trace: Trace) -> Table:
     """Latency, allocated memory, operations and memory traffic of each third of the layers, by index.
@@ -171,7 +166,7 @@ def stages(trace: Trace) -> Table:
                    sum(whole_dram_read_bytes + whole_dram_write_bytes) AS moved
             FROM kernels GROUP BY layer_id
         ), indexed AS (
-            SELECT *, {stage("(row_number() OVER (ORDER BY layer_index) - 1)", "count(*) OVER ()")} AS third
+            SELECT *, 3 * (row_number() OVER (ORDER BY layer_index) - 1) // count(*) OVER () AS third
             FROM at_work
         ), thirds AS (
             SELECT third, count(*) AS layers, min(layer_index) AS first_index, max(layer_index) AS last_index,

@@ -8,7 +8,6 @@ such as the load of the machine, are noted and may differ.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+from xsp.cached import hash_of
 from xsp.device import devices
 from xsp.device.contract import Device
 from xsp.device.processor import Processor
@@ -35,7 +35,7 @@ class Environment:
     def hash(self) -> str:
         """Hash of `equal`, as 16 hexadecimal digits."""
         text = json.dumps(self.properties, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return hash_of(text, nbytes=8)
 
     @property
     def processor(self) -> str:

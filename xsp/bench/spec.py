@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from xsp.cached import hash_of
 from xsp.graph.blocks import Block
 
 AS_RUN = "as-run"
@@ -82,7 +82,7 @@ class Spec:
     def key(self) -> str:
         """Key, equal for equal work under equal conditions: 32 hexadecimal digits."""
         text = json.dumps([self.block.work_key, self.variant, self.state.value, self.threads, self.runtime])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return hash_of(text)
 
     @property
     def op(self) -> str:

@@ -11,7 +11,6 @@ changes; rows with a wrong seal and damaged parts are left out, counted and name
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -428,7 +427,7 @@ def _timing(row: Mapping[str, Any]) -> Timing:
 
 def _seal(values: Sequence[Any]) -> str:
     text = json.dumps([repr(value) if isinstance(value, float) else value for value in values], separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return cached.hash_of(text, nbytes=8)
 
 
 def _plain(environment: Environment) -> dict[str, Any]:

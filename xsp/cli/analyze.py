@@ -21,10 +21,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,8 @@ from xsp.cli import options, progress
 from xsp.errors import AnalysisError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from xsp.analyses import Analysis
     from xsp.report.tablefiles import Answer, Answers
     from xsp.store.trace import Limits, Trace
@@ -116,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
         name: [_selected_rows(answer, name, args) for answer in answers] for name, answers in answers_by_name.items()
     }
     if args.format == "table":
-        _output(_tables(answers_by_name, args, several=len(traces) > 1), args.out)
+        tables = _tables(answers_by_name, args, several=len(traces) > 1)
+        progress.put(progress.rendered(tables, for_file=args.out is not None), args.out)
     else:
         _write(answers_by_name, args, several=len(analyses) > 1)
     return 1 if refusals else 0
@@ -216,13 +218,13 @@ def _write(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, sev
     if several and args.out is not None:
         tablefiles.write_each(answers_by_name, args.out, args.format)
     elif several:
-        _output(tablefiles.several_as_json(answers_by_name), None)
+        progress.put(tablefiles.several_as_json(answers_by_name), None)
     else:
         for answers in answers_by_name.values():
             if args.format == "parquet":
                 tablefiles.write(answers, args.out, args.format)
             else:
-                _output(tablefiles.text(answers, args.format), args.out)
+                progress.put(tablefiles.text(answers, args.format), args.out)
 
 
 def _answers(analyses: Sequence[Analysis], traces: Sequence[Trace]) -> tuple[dict[str, Answers], int]:
@@ -251,31 +253,18 @@ def _selected_rows(answer: Answer, name: str, args: argparse.Namespace) -> Answe
     return run, con, relation if args.limit is None or args.format == "table" else relation.limit(args.limit)
 
 
-def _tables(answers_by_name: Mapping[str, Answers], args: argparse.Namespace, several: bool) -> str:
-    """Return tables formatted for the width of this terminal, or for that of a file."""
-    from rich.console import Console
-
+def _tables(
+    answers_by_name: Mapping[str, Answers], args: argparse.Namespace, several: bool
+) -> Iterator[RenderableType]:
     from xsp.analyses import ANALYSES
     from xsp.report import choosing, text
 
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=Console().width if args.out is None else progress.FILE_WIDTH)
     for name, answers in answers_by_name.items():
         for run, _, relation in answers:
             title = f"{ANALYSES[name].title} ({name})" + (f", {run}" if several else "")
             main = [*choosing.sort_columns(relation, name, args.sort), *text.MAIN_COLUMNS.get(name, ())]
             kernels = text.KERNEL_COLUMNS.get(name, ())
-            console.print(text.table(relation, title, limit=args.limit or ROWS, main=main, kernels=kernels))
-    return buffer.getvalue()
-
-
-def _output(content: str, out: Path | None) -> None:
-    from xsp.report import tablefiles
-
-    if out is None:
-        progress.write(content)
-    else:
-        tablefiles.write_text(content, out)
+            yield text.table(relation, title, limit=args.limit or ROWS, main=main, kernels=kernels)
 
 
 def _load_locally(args: argparse.Namespace, files: Sequence[str]) -> list[Trace]:

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import shlex
 import sys
@@ -40,7 +39,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xsp import atomic, table
 from xsp.cli import INTERRUPTED, options, progress
 from xsp.errors import UsageError
 from xsp.record import output
@@ -247,13 +245,8 @@ def _compare_runs(before: Sequence[str], after: Sequence[str], args: argparse.Na
 
 
 def _show(comparison: Comparison, args: argparse.Namespace) -> None:
-    from xsp import rundir
-
-    text = _text(comparison, args)
-    if args.out is None or args.turns is not None:
-        progress.write(text)
-    else:
-        rundir.write_atomically(args.out, text.encode())
+    out = args.out if args.turns is None else None
+    progress.put(_text(comparison, args, out is not None), out)
 
 
 def _percent(text: str | None) -> float | None:
@@ -295,24 +288,17 @@ def _gate(comparison: Comparison, percent: float, if_cannot_tell: int | None) ->
     return CANNOT_TELL if if_cannot_tell is None else if_cannot_tell
 
 
-def _text(result: Comparison, args: argparse.Namespace) -> str:
+def _text(result: Comparison, args: argparse.Namespace, for_file: bool) -> str:
+    from xsp.report import comparison, tablefiles
+
     if args.format == "json":
         return json.dumps(_as_dict(result), ensure_ascii=False, indent=1) + "\n"
     if args.format == "csv":
-        with atomic.temporary_folder() as folder:
-            table.write(*result.in_engine(), Path(folder) / "rows", "csv")
-            return (Path(folder) / "rows").read_bytes().decode()
-    from xsp.report import comparison
+        return tablefiles.text([("", *result.in_engine())], "csv")
 
     if args.format == "markdown":
         return comparison.markdown(result, args.limit)
-    from rich.console import Console
-
-    buffer = io.StringIO()
-    to_file = args.out is not None and args.turns is None
-    width = progress.FILE_WIDTH if to_file else Console().width
-    Console(file=buffer, width=width).print(comparison.tables(result, args.limit))
-    return buffer.getvalue()
+    return progress.rendered([comparison.tables(result, args.limit)], for_file)
 
 
 def _as_dict(comparison: Comparison) -> dict[str, object]:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -21,6 +21,8 @@ from xsp.run import MISSING
 from xsp.scrub import plain, plain_lines
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from xsp.launch.models import Progress
     from xsp.run import Run
 
@@ -72,6 +74,31 @@ def list_parts(command: str, parts: Mapping[str, Any]) -> int:
 def write(content: str) -> None:
     """Write a table to stdout: to a terminal without control characters, to a pipe or a file unchanged."""
     sys.stdout.write(plain_lines(content) if sys.stdout.isatty() else content)
+
+
+def put(content: str, out: Path | None) -> None:
+    """Write a table to a file, or if None to stdout, as `write` does.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    if out is None:
+        write(content)
+    else:
+        from xsp.report import tablefiles
+
+        tablefiles.write_text(content, out)
+
+
+def rendered(tables: Iterable[RenderableType], for_file: bool) -> str:
+    """Return tables as text, formatted for the width of this terminal, or for that of a file."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=FILE_WIDTH if for_file else Console().width)
+    for table in tables:
+        console.print(table)
+    return buffer.getvalue()
 
 
 def write_json(content: Any) -> None:

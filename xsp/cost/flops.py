@@ -20,7 +20,17 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from xsp.cost.inputs import INT64_LIMIT, PACKED, Shape, broadcast, convolution_output, is_true, per_dimension, shapes_of
+from xsp.cost.inputs import (
+    CONVOLUTIONS,
+    INT64_LIMIT,
+    PACKED,
+    Shape,
+    broadcast,
+    convolution_output,
+    is_true,
+    per_dimension,
+    shapes_of,
+)
 
 Formula = Callable[[Sequence[Shape], Sequence[Any]], int]
 
@@ -245,10 +255,9 @@ def _weight_gradient(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     return 2 * prod(shapes[1]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
-def _undilated(stride: int, padding: int) -> Formula:
-    """Return the formula of a convolution (input, weight, kernel size, …) without a dilation option."""
-    formula = _convolution(stride, padding, dilation=2)
-    return lambda shapes, scalars: formula(shapes, [*scalars[:2], "1", *scalars[3:]])
+def _undilated(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
+    """Count a convolution of (input, weight, kernel size, bias, stride, padding), which has no dilation option."""
+    return _convolution(stride=4, padding=5, dilation=2)(shapes, [*scalars[:2], "1", *scalars[3:]])
 
 
 def _transposed_weight_gradient(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
@@ -256,8 +265,8 @@ def _transposed_weight_gradient(shapes: Sequence[Shape], scalars: Sequence[Any])
     return 2 * prod(shapes[2]) * prod(per_dimension(scalars[0], 4)[1:])
 
 
-def _requested_gradients(image: int, gradient: int, weight: int, mask: int, transposed: bool = False) -> Formula:
-    """Return the formula of a convolution's backward pass with its inputs at these positions.
+def _requested_gradients(image: int, gradient: int, mask: int, transposed: bool = False) -> Formula:
+    """Return the formula of a convolution's backward pass with image and gradient at these positions, weight at 2.
 
     The cost is one forward pass for each requested gradient, of input and of weight.
     """
@@ -266,7 +275,7 @@ def _requested_gradients(image: int, gradient: int, weight: int, mask: int, tran
         requested = json.loads(str(scalars[mask]).lower())
         if not isinstance(requested, list) or len(requested) < 2:
             raise ValueError("not the gradients that are asked for")
-        product = 2 * prod(shapes[image if transposed else gradient]) * prod(shapes[weight][1:])
+        product = 2 * prod(shapes[image if transposed else gradient]) * prod(shapes[2][1:])
         return product * sum(bool(flag) for flag in requested[:2])
 
     return formula
@@ -312,9 +321,9 @@ def _distances(shapes: Sequence[Shape], scalars: Sequence[Any]) -> int:
     return _euclidean(shapes, scalars) if is_product else 0
 
 
-def _from_input(index: int, formula: Callable[..., int]) -> Formula:
-    """Return a formula for operators whose relevant inputs begin at a later position."""
-    return lambda shapes, scalars: formula(shapes, scalars, offset=index)
+def _from_second(formula: Callable[..., int]) -> Formula:
+    """Return a formula for operators that add to their first input: those of the product begin at the second."""
+    return lambda shapes, scalars: formula(shapes, scalars, offset=1)
 
 
 def _library_names(names: str, *libraries: str) -> list[str]:
@@ -325,15 +334,13 @@ def _library_names(names: str, *libraries: str) -> list[str]:
 NOWHERE = sys.maxsize
 """Position of an option that is not at the same position in all versions of an operator."""
 
-_DILATED = ("slow_conv_dilated2d", "slow_conv_dilated3d")
-
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "_int_mm", "_scaled_mm", "_scaled_mm_v2"), _mm),
-    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _from_input(1, _mm)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation"), _from_second(_mm)),
     "bmm": _bmm,
-    **dict.fromkeys(("baddbmm", "baddbmm_", "addbmm", "addbmm_"), _from_input(1, _bmm)),
+    **dict.fromkeys(("baddbmm", "baddbmm_", "addbmm", "addbmm_"), _from_second(_bmm)),
     "mv": _mv,
-    **dict.fromkeys(("addmv", "addmv_"), _from_input(1, _mv)),
+    **dict.fromkeys(("addmv", "addmv_"), _from_second(_mv)),
     **dict.fromkeys(("dot", "vdot"), lambda shapes, scalars: 2 * prod(shapes[0])),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
     # 8-bit and 4-bit weights: (columns, k); 4-bit weights are packed in tiles of eight columns
@@ -350,7 +357,7 @@ FORMULAS: dict[str, Formula] = {
         _by_rows,
     ),
     # vLLM: the result is the first argument
-    **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _from_input(1, _mm)),
+    **dict.fromkeys(("_C::cutlass_scaled_mm", "_C::cutlass_scaled_mm_azp"), _from_second(_mm)),
     "_C::cutlass_scaled_fp4_mm": lambda shapes, scalars: 2 * _by_rows(shapes, scalars, offset=1),
     # mixtures of experts of vLLM, SGLang and AITER
     **dict.fromkeys(
@@ -366,22 +373,14 @@ FORMULAS: dict[str, Formula] = {
     "conv3d": _convolution(3, 4, 5),
     "convolution": _convolution(3, 4, 5, transposed=6),
     "_convolution": _convolution(3, 4, 5, transposed=6),
-    "mkldnn_convolution": _convolution(4, 3, 5),
-    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
-    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
-    "cudnn_convolution": _convolution(3, 2, 4),
-    "cudnn_convolution_relu": _convolution(3, 4, 5),
-    "cudnn_convolution_add_relu": _convolution(5, 6, 7),
-    **dict.fromkeys(
-        ("_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "conv_depthwise3d", *_DILATED),
-        _convolution(4, 5, 6),
-    ),
+    **{name: _convolution(*positions) for name, positions in CONVOLUTIONS.items()},
+    **dict.fromkeys(("thnn_conv_depthwise2d_forward", "slow_conv_dilated3d"), _convolution(4, 5, 6)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed),
     **dict.fromkeys(
         (*_library_names("convolution_transpose", "cudnn", "miopen"), "slow_conv_transpose2d"), _transposed
     ),
-    **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated(4, 5)),
-    "slow_conv3d_forward": _undilated(4, 5),
+    **dict.fromkeys(("thnn_conv2d", "thnn_conv2d_forward", "_slow_conv2d_forward"), _undilated),
+    "slow_conv3d_forward": _undilated,
     "conv_tbc": _time_convolution,
     "conv_tbc_backward": lambda shapes, scalars: 2 * 2 * prod(shapes[0]) * prod(shapes[2][:2]),
     "torchvision::deform_conv2d": _deformable_convolution,
@@ -392,22 +391,22 @@ FORMULAS: dict[str, Formula] = {
     "_euclidean_dist": _euclidean,
     # backward: a single operator since 2021, before that one for each library
     "convolution_backward": _convolution_backward,
-    "cudnn_convolution_backward": _requested_gradients(0, 1, 2, mask=10),
+    "cudnn_convolution_backward": _requested_gradients(0, 1, mask=10),
     **dict.fromkeys(
         _library_names("convolution_backward depthwise_convolution_backward", "miopen"),
-        _requested_gradients(0, 1, 2, mask=9),
+        _requested_gradients(0, 1, mask=9),
     ),
-    "mkldnn_convolution_backward": _requested_gradients(0, 1, 2, mask=7),
-    "thnn_conv2d_backward": _requested_gradients(1, 0, 2, mask=8),
-    "_slow_conv2d_backward": _requested_gradients(1, 0, 2, mask=6),
+    "mkldnn_convolution_backward": _requested_gradients(0, 1, mask=7),
+    "thnn_conv2d_backward": _requested_gradients(1, 0, mask=8),
+    "_slow_conv2d_backward": _requested_gradients(1, 0, mask=6),
     **dict.fromkeys(
-        ("thnn_conv_depthwise2d_backward", "_conv_depthwise2d_backward"), _requested_gradients(1, 0, 2, mask=7)
+        ("thnn_conv_depthwise2d_backward", "_conv_depthwise2d_backward"), _requested_gradients(1, 0, mask=7)
     ),
     **dict.fromkeys(
-        ("slow_conv_dilated2d_backward", "slow_conv_dilated3d_backward"), _requested_gradients(1, 0, 2, mask=7)
+        ("slow_conv_dilated2d_backward", "slow_conv_dilated3d_backward"), _requested_gradients(1, 0, mask=7)
     ),
-    "cudnn_convolution_transpose_backward": _requested_gradients(0, 1, 2, mask=11, transposed=True),
-    "miopen_convolution_transpose_backward": _requested_gradients(0, 1, 2, mask=10, transposed=True),
+    "cudnn_convolution_transpose_backward": _requested_gradients(0, 1, mask=11, transposed=True),
+    "miopen_convolution_transpose_backward": _requested_gradients(0, 1, mask=10, transposed=True),
     **dict.fromkeys(_library_names("convolution_backward_input", "cudnn", "miopen", "mkldnn"), _image_gradient),
     **dict.fromkeys(_library_names("convolution_backward_weight", "cudnn", "miopen"), _weight_gradient),
     "mkldnn_convolution_backward_weights": _weight_gradient,

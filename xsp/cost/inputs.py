@@ -44,6 +44,17 @@ NUMBERS = {0: "unsigned char", 1: "signed char", 3: "int", 5: "c10::Half", 6: "f
 """Types by ATen's numbers."""
 
 
+CONVOLUTIONS = {
+    **dict.fromkeys(("mkldnn_convolution", "mkldnn::_convolution_pointwise"), (4, 3, 5)),
+    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), (4, 3, 5)),
+    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), (4, 5, 6)),
+    "cudnn_convolution": (3, 2, 4),
+    "cudnn_convolution_relu": (3, 4, 5),
+    "cudnn_convolution_add_relu": (5, 6, 7),
+}
+"""Kernels of convolutions, with the positions of stride, padding and dilation among their inputs."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of an operator, in ATen's order."""

@@ -17,6 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from xsp.cost.inputs import (
+    CONVOLUTIONS,
     INT64_LIMIT,
     NUMBERS,
     SIZES,
@@ -413,13 +414,7 @@ FORMULAS: dict[str, Formula] = {
     "_int_mm": lambda inputs: Traffic(inputs.total_bytes(), inputs.shapes[0][0] * inputs.shapes[1][1] * SIZES["int"]),
     "_scaled_mm": _scaled_product,
     # convolutions
-    "mkldnn_convolution": _convolution(4, 3, 5),
-    "cudnn_convolution": _convolution(3, 2, 4),
-    **dict.fromkeys(("miopen_convolution", "miopen_depthwise_convolution"), _convolution(4, 3, 5)),
-    "cudnn_convolution_relu": _convolution(3, 4, 5),
-    "cudnn_convolution_add_relu": _convolution(5, 6, 7),
-    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d"), _convolution(4, 5, 6)),
-    "mkldnn::_convolution_pointwise": _convolution(4, 3, 5),
+    **{name: _convolution(*positions) for name, positions in CONVOLUTIONS.items()},
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_GRADIENTS, lambda inputs: _write_result(inputs, inputs.option(0))),
     # attention

@@ -6,13 +6,13 @@ first appearance. So equal sections of different models are equal blocks, with e
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from xsp.cached import hash_of
 from xsp.errors import GraphError
 from xsp.graph import keys
 from xsp.graph.node import Call, Graph, Node, NodeKind, Phase, Role, Tensor
@@ -123,7 +123,7 @@ class Block:
     def _hash(self, call_keys: list[str]) -> str:
         wiring = [[wires.reads, wires.returns, wires.writes] for wires in self.wiring]
         text = json.dumps([call_keys, wiring, self.weights], separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return hash_of(text)
 
 
 def block(graph: Graph, start: int, stop: int) -> Block:

@@ -7,12 +7,12 @@ devices belong to the machine on which a call is timed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from xsp.cached import hash_of
 from xsp.graph.node import Call, Tensor
 
 VALUE_DEPENDENT = frozenset(
@@ -58,7 +58,7 @@ environment in which a call is timed."""
 
 def key(call: Call) -> str:
     """Return the key of a call: 32 hexadecimal digits, equal for equal calls."""
-    return _hash(canonical(call))
+    return hash_of(canonical(call))
 
 
 def work_key(call: Call) -> str:
@@ -70,7 +70,7 @@ def work_key(call: Call) -> str:
         for name, value in call.arguments
         if name not in erased
     )
-    return _hash(canonical(Call(call.op, arguments, call.outputs, call.overload, call.values)))
+    return hash_of(canonical(Call(call.op, arguments, call.outputs, call.overload, call.values)))
 
 
 def becomes_tensor(op: str, overload: str, argument: str) -> bool:
@@ -173,7 +173,3 @@ def _validated(tensor: Tensor) -> Tensor:
     if strides is not None and len(strides) != len(sizes):
         raise ValueError(f"a tensor with {len(sizes)} dimensions has {len(strides)} strides")
     return tensor
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -6,7 +6,7 @@ one of them has. How often a call occurs in a model does not matter: it is timed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from xsp.errors import GraphError, UsageError, nearest
 from xsp.graph import corpus, files
+from xsp.graph.corpus import Progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +23,6 @@ MIN_SIMILARITY = 0.5
 """Mean Jaccard index at or above which two groups count as one."""
 
 _CHUNK = 4096
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -321,12 +321,10 @@ def _vector_products(call: Call) -> int:
 
 
 def _matrix_norm(call: Call) -> int:
-    """Return 0, unless the norm is one of singular values."""
-    return 0 if dict(call.arguments).get("ord", "fro") not in ("nuc", 2, -2) else _unknown("singular values")
-
-
-def _unknown(reason: str) -> int:
-    raise ValueError(reason)
+    """Return 0; raise an error if the norm is one of singular values, whose operations are unknown."""
+    if dict(call.arguments).get("ord", "fro") in ("nuc", 2, -2):
+        raise ValueError("singular values")
+    return 0
 
 
 def _trilinear(call: Call) -> int:

@@ -12,7 +12,7 @@ from xsp.health.finding import Finding, Severity
 from xsp.levels import depth
 from xsp.run import Run
 from xsp.schema import Level
-from xsp.store import coldness, iterations, reference
+from xsp.store import iterations, reference
 from xsp.store.iterations import IS_ALIKE
 from xsp.store.loop import BARE
 from xsp.store.trace import Trace
@@ -168,15 +168,15 @@ def _step_kinds(trace: Trace) -> Iterator[Finding]:
 
 def _cold_steps(trace: Trace) -> Iterator[Finding]:
     """Yield a finding on the slowdown of steps next to recorded ones, because storing evicts caches."""
-    cold = coldness.coldness(trace.con)
+    cold = reference.coldness(trace.con)
     if cold is None or cold.ratio <= 1 + MIN_COLD_SLOWDOWN:
         return
     text = f"steps next to recorded steps take {cold.ratio:.2f} times as long, because storing leaves caches cold; "
-    if cold.ratio > 1 + coldness.MAX_COLD_SHARE:
+    if cold.ratio > 1 + reference.MAX_COLD_SHARE:
         text += "so times inside a step are as recorded, not true times"
     else:
         text += "the confidence intervals of times inside a step are wider"
-    yield Finding(Severity.WARNING, "short steps", text, "C" if cold.ratio > 1 + coldness.MAX_COLD_SHARE else "B")
+    yield Finding(Severity.WARNING, "short steps", text, "C" if cold.ratio > 1 + reference.MAX_COLD_SHARE else "B")
 
 
 def _slower_since_recording(trace: Trace) -> Iterator[Finding]:

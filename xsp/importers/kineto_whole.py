@@ -126,22 +126,7 @@ def _link_launches(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     unlinked = f"SELECT count(*) FROM raw_spans WHERE level = {int(Level.KERNEL)} AND correlation_id IS NULL"
     ((count,),) = con.execute(unlinked).fetchall()
     for name, links in _LINKS.items() if count else ():
-        con.execute(
-            f"""
-            CREATE OR REPLACE TEMP TABLE links AS
-            WITH single AS (SELECT work, min(call) AS call FROM ({links}) GROUP BY work HAVING min(call) = max(call))
-            SELECT work, call, coalesce(
-                correlation_id, (SELECT coalesce(max(correlation_id), 0) FROM raw_spans) + 1 + call
-            ) AS correlation_id FROM single JOIN raw_spans ON number = call
-            """
-        )
-        con.execute(
-            "UPDATE raw_spans SET correlation_id = links.correlation_id FROM links WHERE number IN (work, call)"
-        )
-        con.execute("UPDATE raw_spans SET operator = NULL FROM links WHERE number = work")
-        ((linked,),) = con.execute("SELECT count(*) FROM links").fetchall()
-        con.execute("DROP TABLE links")
-        if linked:
+        if linked := _link(con, links, "correlation_id", "operator = CASE WHEN number <> work THEN operator END"):
             losses.note(f"{linked} of {count} kernels and copies without a correlation id were matched by {name}")
 
 
@@ -160,27 +145,39 @@ def _link_operators(con: duckdb.DuckDBPyConnection, losses: Losses) -> None:
     )
     unlinked = f"level = {int(Level.KERNEL)} AND correlation_id IS NULL AND operator IS NULL"
     ((count,),) = con.execute(f"SELECT count(*) FROM raw_spans WHERE {unlinked}").fetchall()
-    if not count:
-        return
-    con.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE links AS
-        WITH single AS (
-            SELECT work, min(call) AS call FROM ({_flows_from(Level.OP)})
-            WHERE work IN (SELECT number FROM raw_spans WHERE {unlinked}) GROUP BY work HAVING min(call) = max(call)
-        )
-        SELECT work, call, coalesce(
-            operator, (SELECT coalesce(max(operator), 0) FROM raw_spans) + 1 + call
-        ) AS operator FROM single JOIN raw_spans ON number = call
-        """
-    )
-    con.execute("UPDATE raw_spans SET operator = links.operator FROM links WHERE number IN (work, call)")
-    ((linked,),) = con.execute("SELECT count(*) FROM links").fetchall()
-    con.execute("DROP TABLE links")
-    if linked:
+    links = f"FROM ({_flows_from(Level.OP)}) WHERE work IN (SELECT number FROM raw_spans WHERE {unlinked})"
+    if count and (linked := _link(con, links, "operator")):
         losses.note(
             f"{linked} of {count} kernels and copies without a launch were matched with operators by flow events"
         )
+
+
+def _link(con: duckdb.DuckDBPyConnection, links: str, column: str, *changes: str) -> int:
+    """Give device work with a single link, and the call that it leads to, the same number in a column.
+
+    Args:
+        con: holds `raw_spans`.
+        links: SQL of pairs of `work` and `call`.
+        column: the column; a call that has no number gets a new one.
+        changes: SQL of further changes of the rows `work` and `call`.
+
+    Returns:
+        The number of pairs.
+    """
+    con.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE links AS
+        WITH single AS (SELECT work, min(call) AS call FROM ({links}) GROUP BY work HAVING min(call) = max(call))
+        SELECT work, call, coalesce(
+            {column}, (SELECT coalesce(max({column}), 0) FROM raw_spans) + 1 + call
+        ) AS {column} FROM single JOIN raw_spans ON number = call
+        """
+    )
+    assigned = ", ".join((f"{column} = links.{column}", *changes))
+    con.execute(f"UPDATE raw_spans SET {assigned} FROM links WHERE number IN (work, call)")
+    ((count,),) = con.execute("SELECT count(*) FROM links").fetchall()
+    con.execute("DROP TABLE links")
+    return int(count)
 
 
 def _forward_threads(con: duckdb.DuckDBPyConnection) -> None:

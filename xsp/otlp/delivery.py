@@ -219,7 +219,7 @@ class Delivery:
             DeliveryError: see `Exporter.deliver`.
         """
         self._create_step_view(number)
-        accepted = [self._send(name) for name in self._tables_of_step("step", number)]
+        accepted = [self._send(name) for name in self._tables_of_step(number)]
         if None in accepted:
             return False
         if number in self._selected_steps:
@@ -305,21 +305,21 @@ class Delivery:
         self.delivered.rejected += rejected
         return sent - rejected
 
-    def _tables_of_step(self, name: str, number: int) -> list[str]:
-        """Return the tables to send for a step: its own table, or overview and details if its trace is too large."""
+    def _tables_of_step(self, number: int) -> list[str]:
+        """Return the tables to send for a step: the view `step`, or overview and details if its trace is too large."""
         if not self._trace_spans:
-            return [name]
-        query = f"SELECT count(*), min(trace_id), any_value(parent_id) FILTER (kind = '{Kind.STEP}') FROM {name}"
+            return ["step"]
+        query = f"SELECT count(*), min(trace_id), any_value(parent_id) FILTER (kind = '{Kind.STEP}') FROM step"
         spans, trace_id, outer_span = self._con.execute(query).fetchall()[0]
         budget = self._trace_spans
         if outer_span is not None:  # the caller's trace contains all steps of all ranks
             share = budget // max(1, self.content.world_size or 1)
             budget = max(MIN_STEP_SPANS, share - self._spans_before(trace_id, number))
         if spans <= budget:
-            return [name]
+            return ["step"]
         from xsp.otlp import zoom
 
-        return zoom.split(self._con, name, budget, self._trace_spans)
+        return zoom.split(self._con, "step", budget, self._trace_spans)
 
     def _spans_before(self, trace_id: str, number: int) -> int:
         """Return the number of spans of earlier steps in a trace.

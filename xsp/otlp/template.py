@@ -102,7 +102,7 @@ def layout(parent: bool, key: bool, counts: Sequence[Count | None]) -> TemplateL
     offsets = [1, 7, 15, 25]
     offsets.append(_reserve(head, b"\x22\x08", 8) if parent else ABSENT)
     offsets += [_reserve(head, b"\x39", 8), _reserve(head, b"\x41", 8)]
-    offsets.append(_reserve(head, _string_head("xsp.key", KEY), KEY) if key else ABSENT)
+    offsets.append(_reserve(head, _key_head(KEY), KEY) if key else ABSENT)
     for count in counts:
         if count is None or count.is_constant:
             offsets.append(ABSENT)
@@ -174,10 +174,10 @@ def encode_column(column: str, values: Sequence[str | None]) -> list[bytes]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _string_head(attribute: str, length: int) -> bytes:
-    """Return the bytes before the value of a string attribute of a given length."""
+def _key_head(length: int) -> bytes:
+    """Return the bytes before the value of the attribute `xsp.key`, given the length of the value."""
     value = b"\x0a" + varint(length)
-    key = block(1, attribute.encode()) + b"\x12" + varint(len(value) + length) + value
+    key = block(1, b"xsp.key") + b"\x12" + varint(len(value) + length) + value
     return b"\x4a" + varint(len(key) + length) + key
 
 
@@ -185,7 +185,7 @@ def _key(value: str | None) -> bytes:
     if value is None:
         return b""
     content = value.encode()
-    return _string_head("xsp.key", len(content)) + content
+    return _key_head(len(content)) + content
 
 
 def _attributes(value: str | None) -> bytes:

@@ -7,11 +7,11 @@ needs longer to issue the step than the device to do it, all layers take longer 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from xsp import bound as bounds
+from xsp.bench.plan import Progress
 from xsp.bench.timings import Timings
 from xsp.bound import phases, planned, targets, totals
 from xsp.bound.ladder import Bound, Rung
@@ -20,8 +20,6 @@ from xsp.graph.node import Phase
 from xsp.predict.recorded import RecordedStep
 from xsp.predict.training import Layer, Work
 from xsp.texts import ns_text
-
-Progress = Callable[[str, int, int], None]
 
 ORIGIN = "from timings of single calls"
 

@@ -7,7 +7,7 @@ share of the remaining budget, and leaves what it does not need to the next roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -15,7 +15,7 @@ from xsp import bench
 from xsp.advise import AdviceContext, provides
 from xsp.bench import steps
 from xsp.bench.environment import Environment
-from xsp.bench.plan import expected_seconds, missing, overheads, runtime_of
+from xsp.bench.plan import Progress, expected_seconds, missing, overheads, runtime_of
 from xsp.bench.spec import AS_RUN, Spec
 from xsp.bench.timings import Timings
 from xsp.bound import planned, recordedcalls, timed
@@ -35,7 +35,6 @@ FEW_CORES = 4
 """Number of cores up to which every number of threads is timed; with more cores, only powers of two and all cores."""
 
 Pairs = list[tuple[Spec, int]]
-Progress = Callable[[str, int, int], None]
 
 
 @provides("timings")

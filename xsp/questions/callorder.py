@@ -18,7 +18,7 @@ from xsp.bound.totals import Figure
 from xsp.graph.attention import SOFTMAX
 from xsp.graph.node import Graph, Node, Phase
 from xsp.graph.rules import CONVOLUTIONS, NORMS
-from xsp.questions.rewriting import places_of, step_ns
+from xsp.questions.rewriting import places, step_ns
 
 PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 
@@ -125,7 +125,7 @@ def advice(context: AdviceContext, least_percent: float) -> Iterator[Advice]:
             "the data flow is inferred from the order and shapes of the calls",
         )
         gain = Interval((ns - half) / 1e6, ns / 1e6, (ns + half) / 1e6).limit(total_ns / 1e6)
-        where = places_of(graph, nodes, figures, _spans(bound))
+        where = places(graph, nodes, figures, _spans(bound))
         yield Advice(
             "fusion", text + times, where, gain, True, 100 * ns / total_ns, why, remedy, None, trial,
             side="device" if recordedcalls.is_of_device(context.trace) else "host",

@@ -11,7 +11,6 @@ from typing import Any
 
 from xsp import bench
 from xsp.advise import Advice, AdviceContext, Interval, Place, provides
-from xsp.advise.advice import MOST_SPANS
 from xsp.bench.spec import Spec
 from xsp.bench.timings import Timings
 from xsp.bound import ceiling as roof
@@ -23,7 +22,7 @@ from xsp.device.ceilings import Ceiling
 from xsp.graph import rewrite, work
 from xsp.graph.node import Graph
 from xsp.graph.rewrite import RewrittenGraph, RuleChange
-from xsp.questions.timedcalls import ALLOWANCE, MOST_PLACES, WholeStep
+from xsp.questions.timedcalls import ALLOWANCE, WholeStep, places_of
 
 LAYER_NUMBER = re.compile(r"(?<=[.#])\d+")
 """Numbers of layers in module paths: changes of equal layers differ only by them."""
@@ -179,34 +178,19 @@ def piece(
         gain = gain.limit(total_ns / 1e6)
     if prices.whole_step is not None:
         gain = gain.limit(prices.whole_step.left_by_host_ns(gain.value * 1e6) / 1e6)
-    where = places_of(prices.rewritten.original, nodes, prices.before, prices.spans)
+    where = places(prices.rewritten.original, nodes, prices.before, prices.spans)
     percent = 100 * gain.value * 1e6 / total_ns if total_ns else 0.0
     return Advice(
         question, text, where, gain, at_most, percent, why, remedy, changes_numbers, trial, side=prices.side
     )  # fmt: skip
 
 
-def places_of(
-    graph: Graph, nodes: Sequence[int], figures: Sequence[Figure | None], spans: Sequence[str]
+def places(
+    graph: Graph, nodes: Iterable[int], figures: Sequence[Figure | None], spans: Sequence[str]
 ) -> tuple[Place, ...]:
-    """Return the modules and operators of calls, those with the most time first, at most `MOST_PLACES`."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for node in nodes:
-        groups[graph.nodes[node].module, graph.nodes[node].call.op].append(node)
-
-    def total_ns(group: Sequence[int]) -> float:
-        return math.fsum(figure.ns for node in group if (figure := figures[node]) is not None)
-
-    order = sorted(groups.items(), key=lambda item: -total_ns(item[1]))
-    return tuple(
-        Place(
-            module or None,
-            op,
-            tuple(spans[node] for node in group if spans and spans[node])[:MOST_SPANS],
-            len(group),
-        )
-        for (module, op), group in order[:MOST_PLACES]
-    )
+    """Return `places_of` calls by their figures; `spans` are those of all calls, empty if they are not known."""
+    ns = {node: figure.ns if (figure := figures[node]) is not None else 0.0 for node in nodes}
+    return places_of(graph, ns, lambda group: tuple(spans[node] for node in group if spans and spans[node]))
 
 
 @provides("prices")

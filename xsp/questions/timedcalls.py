@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,25 @@ class VariantDifference:
     def is_gain(self) -> bool:
         """Whether the whole interval is a gain."""
         return self.low > 0
+
+
+def places_of(
+    graph: Graph, ns: Mapping[int, float], spans: Callable[[Sequence[int]], tuple[str, ...]]
+) -> tuple[Place, ...]:
+    """Return the modules and operators of nodes, those with the most time first, at most `MOST_PLACES`.
+
+    Args:
+        graph: the graph of the nodes.
+        ns: the time, or the gain, of each node.
+        spans: returns the span ids of nodes, as far as they are in a trace.
+    """
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for node in ns:
+        groups[graph.nodes[node].module, graph.nodes[node].call.op].append(node)
+    order = sorted(groups.items(), key=lambda entry: -math.fsum(ns[node] for node in entry[1]))
+    return tuple(
+        Place(module or None, op, spans(nodes)[:MOST_SPANS], len(nodes)) for (module, op), nodes in order[:MOST_PLACES]
+    )
 
 
 def difference(before: Iterable[Timing], after: Iterable[Timing]) -> VariantDifference:
@@ -252,14 +271,7 @@ class TimedGraph:
 
     def places(self, gains: Mapping[int, float]) -> tuple[Place, ...]:
         """Return the modules and operators of nodes, those with the largest gain first, at most `MOST_PLACES`."""
-        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for node in gains:
-            groups[self.graph.nodes[node].module, self.graph.nodes[node].call.op].append(node)
-        order = sorted(groups.items(), key=lambda entry: -math.fsum(gains[node] for node in entry[1]))
-        return tuple(
-            Place(module or None, op, self.spans(nodes)[:MOST_SPANS], len(nodes))
-            for (module, op), nodes in order[:MOST_PLACES]
-        )
+        return places_of(self.graph, gains, self.spans)
 
     def spans(self, nodes: Iterable[int]) -> tuple[str, ...]:
         """Return the span ids of nodes that are in the trace."""

@@ -10,7 +10,7 @@ from xsp import stats
 from xsp.levels import depth
 from xsp.schema import Kind, Level, Span
 from xsp.store import iterations
-from xsp.store.coldness import MAX_COLD_SHARE, Coldness
+from xsp.store.reference import MAX_COLD_SHARE, Coldness
 from xsp.store.trace import Rung
 
 UNMEASURED = "not measured with its level as the deepest one"

@@ -51,7 +51,7 @@ from xsp.schema import (
     Rule,
     Span,
 )  # fmt: skip
-from xsp.store import coldness, iterations
+from xsp.store import iterations, reference
 from xsp.store.figures import NO_RUNG_OUTSIDE, UNMEASURED, DurationStats, figures_of, on_cold_caches, own_rung
 from xsp.store.loop import BARE
 from xsp.store.trace import Rung, Trace
@@ -136,7 +136,7 @@ def _merge_leveled(con: duckdb.DuckDBPyConnection, template_step: tuple[Any, ...
     rungs = rungs_of(con, run)
     _count_inside(template, rungs)
     duration_stats = _duration_stats(con, template, rungs, run)
-    cold = coldness.coldness(con) if rungs and rungs[0].level == BARE else None
+    cold = reference.coldness(con) if rungs and rungs[0].level == BARE else None
     description = _describe(con, template)
     rows = []
     min_ns: dict[str | None, float] = defaultdict(float)  # time of the spans inside: no span is shorter

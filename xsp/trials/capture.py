@@ -1,9 +1,7 @@
-"""Trials of an accelerator's queue: calls that are captured and replayed, copies for which the host does not wait."""
+"""The trial of calls that are captured on an accelerator and replayed."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,49 +130,3 @@ def _captured(
         return _pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, results[0])
 
     return replayed
-
-
-class PinMemory(Trial):
-    """Data loaders pin what they load, and pinned tensors are copied while the host goes on."""
-
-    def __init__(self, value: str = "") -> None:
-        super().__init__(value)
-        require_on("pin_memory", value)
-
-    def start(self) -> None:
-        """See `Trial`."""
-        import torch
-        from torch.utils.data import DataLoader
-
-        if not devices.accelerators():
-            self.record_reason("there is no GPU to copy to")
-            return
-        self.record_reason("no data loader without pinned memory was made")
-        original = DataLoader.__init__
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(loader, *args, **kwargs)
-            if not bound.arguments.get("pin_memory"):
-                bound.arguments["pin_memory"] = True
-                self.reasons.clear()
-                self.record_change("a data loader with pinned memory, and copies for which the host does not wait")
-            original(*bound.args, **bound.kwargs)
-
-        DataLoader.__init__ = init  # type: ignore[method-assign, assignment]
-        methods = {device.torch_type for device in devices.accelerators()}  # such as `Tensor.cuda`
-        for name in ("to", *(name for name in methods if callable(getattr(torch.Tensor, name, None)))):
-            setattr(torch.Tensor, name, _without_waiting(getattr(torch.Tensor, name)))
-
-
-def _without_waiting(copied: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that copies a tensor, with `non_blocking` for those in pinned memory."""
-
-    @functools.wraps(copied)
-    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if tensor.device.type == "cpu" and "non_blocking" not in kwargs and len(args) < 2 and tensor.is_pinned():
-            kwargs["non_blocking"] = True
-        return copied(tensor, *args, **kwargs)
-
-    return method

@@ -91,7 +91,7 @@ _CLASSES = {
     "sdpa": "calls:Sdpa",
     "compile": "calls:Compile",
     "capture": "capture:Capture",
-    "pin_memory": "capture:PinMemory",
+    "pin_memory": "training:PinMemory",
     "fold_batch_norm": "folding:FoldBatchNorm",
     "fused_optimizer": "training:FusedOptimizer",
     "foreach": "training:Foreach",

@@ -7,17 +7,13 @@ servers do that do not split prompts. Time to the first token counts from when a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
 from xsp.evaluate.generation.batching import Sequences
 from xsp.evaluate.generation.prompts import Prompts
 from xsp.evaluate.generation.timing import Generated
-from xsp.evaluate.load import Clock, Requests, Schedule
-
-Progress = Callable[[int, int], object]
-"""Called after a request has ended, with the number of those that have, and the total number."""
+from xsp.evaluate.load import Clock, Progress, Requests, Schedule
 
 
 def drive_together(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +18,7 @@ import numpy as np
 from xsp.errors import ManifestError, first_line
 from xsp.evaluate.generation.prompts import Prompts
 from xsp.evaluate.generation.timing import Generated
-from xsp.evaluate.load import Clock, Requests, Schedule
+from xsp.evaluate.load import Clock, Progress, Requests, Schedule
 from xsp.evaluate.load.requests import Times
 
 MOST_OPEN = 1024
@@ -29,9 +29,6 @@ TIMEOUT_S = 300.0
 
 MOST_LINE_BYTES = 1 << 20
 MOST_ERROR_BYTES = 1 << 12
-
-Progress = Callable[[int, int], object]
-"""Called after a request has ended, with the number of those that have, and the total number."""
 
 
 class Endpoint:

@@ -10,8 +10,8 @@ loadgen      the same with MLPerf's LoadGen, if installed
 ```
 """
 
-from xsp.evaluate.load.driving import Clock, VirtualClock, drive, simulate
+from xsp.evaluate.load.driving import Clock, Progress, VirtualClock, drive, simulate
 from xsp.evaluate.load.requests import Requests
 from xsp.evaluate.load.schedules import Schedule
 
-__all__ = ["Clock", "Requests", "Schedule", "VirtualClock", "drive", "simulate"]
+__all__ = ["Clock", "Progress", "Requests", "Schedule", "VirtualClock", "drive", "simulate"]

@@ -64,7 +64,7 @@ class VirtualClock(Clock):
 
 
 Progress = Callable[[int, int], object]
-"""Called after a request, with its number from 1 and the total number."""
+"""Called after a request, with its number from 1, or the number of those that have ended, and the total number."""
 
 
 def drive(

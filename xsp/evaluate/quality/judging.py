@@ -360,11 +360,7 @@ def _judge_latencies(before: list[_Run], after: list[_Run]) -> tuple[Verdict, st
 def _evidence(before: list[_Run], after: list[_Run]) -> evidence.Evidence:
     if len(before) == len(after) == 1:
         return evidence.STEPS.evidence(before[0].latencies, after[0].latencies)
-    return _run_evidence([run.trimmed_mean_ns for run in before], [run.trimmed_mean_ns for run in after])
-
-
-def _run_evidence(before: list[float], after: list[float]) -> evidence.Evidence:
-    return evidence.RUNS.evidence(before, after)
+    return evidence.RUNS.evidence([run.trimmed_mean_ns for run in before], [run.trimmed_mean_ns for run in after])
 
 
 def _is_within_start_spread(interval: evidence.Evidence) -> bool:
@@ -399,5 +395,5 @@ def _processor_change(before: list[_Run], after: list[_Run]) -> str | None:
         change = times[1][0] / times[0][0] - 1 if times[0][0] else math.inf
         is_within = -evidence.START_SPREAD / (1 + evidence.START_SPREAD) <= change <= evidence.START_SPREAD
         return f"{100 * change:+.1f} %" if is_within else None
-    estimate = _run_evidence(*times)
+    estimate = evidence.RUNS.evidence(*times)
     return f"{100 * estimate.change / estimate.a:+.1f} %" if _is_within_start_spread(estimate) else None
