@@ -103,6 +103,11 @@ class Outline(deque[tuple[Any, ...]]):
         """Signals with which phases of the step of `thread` began and ended, each followed by its time; None while
         phases are not timed. See `time`."""
 
+        self.hook_times: list[int] | None = None
+        """In the step of a stretch in which hooks are timed, a reading of the monotonic clock for each hook's end, and
+        a negative one for its begin, so that their sum is the time in hooks; else None. Hooks run on cold caches, so no
+        calibration tells what they take."""
+
         self.apart: set[int] = set()
         """Numbers of modules whose calls between steps are part of no step, see `xsp.record.autostep`."""
 
@@ -292,10 +297,6 @@ class Collector:
 
     def probe(self) -> Probe | None:
         """Return work for measuring its cost per span; None if that makes no sense for this collector."""
-        return None
-
-    def outer_probe(self) -> Probe | None:
-        """Return work of one or two spans at the model level, for measuring its cost while muted; else None."""
         return None
 
 

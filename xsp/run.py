@@ -86,6 +86,8 @@ class StepKind(Fields):
     """Source of the batch size: stated, input, guess."""
 
     steps: Count | None = None
+    hooks_ns: Number | None = None
+    """What hooks of xsp take in one of its steps that is not recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +112,8 @@ class Budget(Fields):
     wall_ns: Number = 0
     spent_ns: Number = 0
     idle_ns: Number = 0
-    """Time that collectors which recorded nothing added to steps that were not recorded, according to the calibration;
-    part of neither `spent_ns` nor the budget."""
+    """Time that collectors which recorded nothing added to steps that were not recorded, as it was measured in some of
+    them; part of neither `spent_ns` nor the budget."""
 
     inside_ns: Number = 0
     around_ns: Number = 0
@@ -241,12 +243,6 @@ class Cost(Fields):
 
     ns_per_span: Number
     level: Count
-    ns_passing: Number = 0
-    """Cost of a call that it lets pass; `outer`: of an outermost call, `cold`: with caches that `sweep` evicted."""
-
-    ns_passing_outer: Number = 0
-    ns_passing_cold: Number = 0
-    sweep_ns: Number = 0
     rounds: Count | None = None
 
 

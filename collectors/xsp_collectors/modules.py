@@ -212,11 +212,6 @@ class ModuleCalls(Collector):
         module, argument = _Repeat(nn.Identity(), _PROBE_CALLS), torch.empty(0, device="cpu")
         return None if _has_global_hooks() else Probe(lambda: module(argument), spans=_PROBE_CALLS)
 
-    def outer_probe(self) -> Probe | None:
-        """Return a probe of an outermost call of an empty module; None if hooks would run too."""
-        module, argument = nn.Identity(), torch.empty(0, device="cpu")
-        return None if _has_global_hooks() else Probe(lambda: module(argument), spans=1)
-
     def _forward(self, call: _Call) -> Span:
         inputs = describe(call.inputs or [])
         attributes = language.attributes(call.module, inputs.shapes)
@@ -309,6 +304,9 @@ def _wrap(
         """Note and signal an outermost call; return a sketch of its inputs if recorded, False if in no step."""
         nonlocal mode, outer_mode
         outline, is_beside = collector.outline, False
+        hook_times = outline.hook_times if outline is not None else None
+        if hook_times is not None:
+            hook_times.append(-clock())
         if outline is not None:
             is_beside = outline.thread not in (None, thread)
             trains = module.training and grad_enabled()
@@ -334,6 +332,8 @@ def _wrap(
         if mode <= _OUTERMOST and outline is not None and threads_running() == 1:
             outer_mode, mode = mode, _INSIDE
             __call__.__code__ = inside
+        if hook_times is not None:
+            hook_times.append(clock())
         return inputs
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,10 +376,15 @@ def _wrap(
                 if mode == _INSIDE:
                     mode, __call__.__code__ = outer_mode, full
                 outline = collector.outline
+                hook_times = outline.hook_times if outline is not None else None
+                if hook_times is not None:
+                    hook_times.append(-clock())
                 if outline is not None and outline.times is not None:
                     outline.time(_CALL_END, thread, clock())
                 if mode != _WATCH or (outline is not None and outline.thread != thread):
                     collector.notify(_CALL_END, result)
+                if hook_times is not None:
+                    hook_times.append(clock())
 
     full = __call__.__code__
     # in inner calls whose times are not needed, the wrapper is torch's own method, at no cost

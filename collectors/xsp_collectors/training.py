@@ -149,18 +149,11 @@ class TrainingCalls(Collector):
         return notes
 
     def probe(self) -> Probe | None:
-        """Return a probe of backward passes and optimizer steps that do next to nothing; None as for `outer_probe`."""
-        return self._probe(_PROBE_STEPS)
-
-    def outer_probe(self) -> Probe | None:
-        """Return a probe of one backward pass and one optimizer step that do next to nothing.
+        """Return a probe of backward passes and optimizer steps that do next to nothing.
 
         Return None if the program ran no backward pass, because the first one starts threads, or if hooks of the
         program would run.
         """
-        return self._probe(1)
-
-    def _probe(self, times: int) -> Probe | None:
         if not self._has_run_backward or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return None
         with torch.inference_mode(False):
@@ -170,12 +163,12 @@ class TrainingCalls(Collector):
 
         def run() -> None:
             with torch.inference_mode(False), torch.enable_grad():
-                for _ in range(times):
+                for _ in range(_PROBE_STEPS):
                     weight.sum().backward()
                     if optimizer is not None:
                         optimizer.step()
 
-        return Probe(run, spans=times if optimizer is None else 2 * times)
+        return Probe(run, spans=_PROBE_STEPS if optimizer is None else 2 * _PROBE_STEPS)
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling = torch.compiler.is_compiling
@@ -190,16 +183,25 @@ class TrainingCalls(Collector):
                 and outline is not None
                 and self._is_usual(outline, _BACKWARD_BEGINS)
             ):
+                hook_times = outline.hook_times
+                if hook_times is not None:
+                    hook_times.append(-monotonic_ns())
                 outline.append(_BACKWARD_BEGINS)
                 is_timed = outline.times is not None
                 if is_timed:
                     outline.time(_BACKWARD_BEGIN, self._thread.id, monotonic_ns())
+                if hook_times is not None:
+                    hook_times.append(monotonic_ns())
                 try:
                     return original(*args, **kwargs)
                 finally:
+                    if hook_times is not None:
+                        hook_times.append(-monotonic_ns())
                     if is_timed:
                         outline.time(_BACKWARD_END, self._thread.id, monotonic_ns())
                     outline.append(end_word)
+                    if hook_times is not None:
+                        hook_times.append(monotonic_ns())
             if not self._belongs_to_stretch(_BACKWARD_BEGINS) or self._unmuted_signal is _BACKWARD_END:
                 return record_backward(end_word, *args, **kwargs)
             self._time(_BACKWARD_BEGIN)
@@ -295,6 +297,9 @@ class TrainingCalls(Collector):
         return _OPTIMIZER, number, type(optimizer)
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
+        hook_times = None if self.outline is None else self.outline.hook_times
+        if hook_times is not None:
+            hook_times.append(-monotonic_ns())
         self._thread.has_stepped = True
         if _graph_task() >= 0:
             thread = self._thread.id
@@ -305,6 +310,8 @@ class TrainingCalls(Collector):
             return
         if self._belongs_to_stretch(self._word(optimizer), _OPTIMIZER_BEGINS):
             self._time(_OPTIMIZER_BEGIN)
+            if hook_times is not None:
+                hook_times.append(monotonic_ns())
             return
         self.notify(_OPTIMIZER_BEGIN, optimizer)  # signalled first, because it may open a step
         self._note(_OPTIMIZER_BEGINS)
@@ -312,6 +319,9 @@ class TrainingCalls(Collector):
         self._running[id(optimizer)] = (self._thread.id, monotonic_ns())
 
     def _optimizer_ends(self, optimizer: Optimizer, *_: Any) -> None:
+        hook_times = None if self.outline is None else self.outline.hook_times
+        if hook_times is not None:
+            hook_times.append(-monotonic_ns())
         is_in_backward = _graph_task() >= 0
         if not is_in_backward:
             self._time(_OPTIMIZER_END)
@@ -319,6 +329,8 @@ class TrainingCalls(Collector):
             if self._is_muted:
                 if self._unmuted_signal is _OPTIMIZER_END:
                     self.notify(_OPTIMIZER_END, optimizer)
+                if hook_times is not None:
+                    hook_times.append(monotonic_ns())
                 return
         thread, start = self._running.pop(id(optimizer), (None, None))
         if self._is_on and thread is not None and start is not None:

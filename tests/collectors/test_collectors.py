@@ -323,58 +323,34 @@ class Dear(Collector):
     name, levels = "dear", (Level.LAYER,)
 
     def __init__(self) -> None:
-        self.now = self.pause = self.outer = self.swept = 0
+        self.now = self.pause = 0
 
     def clock(self) -> int:
         """Return the time in nanoseconds."""
         return self.now
 
     def open(self) -> None:
-        self.pause = self.outer = 0
+        self.pause = 0
 
     close = stop = open
 
     def start(self, rung: Level, describe: bool) -> None:
         self.pause = 40_000
 
-    def mute(self, quiet: bool, except_signal: object = None) -> None:
-        self.pause, self.outer = (10_000, 2_000) if quiet else (0, 0)
-
     def probe(self) -> Probe:
-        return Probe(lambda: self._pass(self.pause), 1)
+        return Probe(self._pass, 1)
 
-    def outer_probe(self) -> Probe:
-        return Probe(lambda: self._pass(self.pause + self.outer), 1)
-
-    def evict(self) -> None:
-        self.now += 100_000
-        self.swept = 5_000
-
-    def _pass(self, ns: int) -> None:
-        self.now += 1_000 + ns + (self.swept if self.outer else 0)
-        self.swept = 0
+    def _pass(self) -> None:
+        self.now += 1_000 + self.pause
 
 
-def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off_and_hushed(monkeypatch):
-    class Sweep:
-        def __init__(self):
-            self.times = []
-
-        def __call__(self):
-            dear.evict()
-            self.times.append(100_000)
-
+def test_the_cost_of_a_span_is_measured_with_the_collector_on_and_off(monkeypatch):
     dear = Dear()
     monkeypatch.setattr(calibration, "monotonic_ns", dear.clock)
-    monkeypatch.setattr(calibration, "_Sweep", Sweep)
     assert cost_per_span(dear) == {
         "ns_per_span": 40_000,
         "level": int(Level.LAYER),
         "rounds": calibration.ROUNDS,
-        "ns_passing": 10_000,
-        "ns_passing_outer": 12_000,
-        "ns_passing_cold": 17_000,
-        "sweep_ns": 100_000,
     }
 
 
@@ -388,19 +364,17 @@ def test_a_calibration_ends_early_where_little_time_is_left(monkeypatch):
     assert list(calibration.rounds(math.inf)) == list(range(calibration.ROUNDS))
 
 
-def test_what_passes_by_a_hushed_collector_is_measured_with_calls_of_its_own():
+def test_a_calibration_is_of_calls_of_its_own():
     """A difference that is lost in the noise of the machine is zero: what was measured is told by its name."""
     calls, training = ModuleCalls(), TrainingCalls()
     assert cost_per_span(training) is None, "the program ran no backward pass"
     training.open()
     torch.ones(1, requires_grad=True).sum().backward()
     training.close()
-    passing = {"ns_passing", "ns_passing_outer", "ns_passing_cold"}
     for collector, level in ((calls, Level.LAYER), (training, Level.MODEL)):
         cost = cost_per_span(collector)
-        assert cost.keys() == {"ns_per_span", "level", "rounds", "sweep_ns", *passing}
-        assert (cost["level"], min(cost.values()) >= 0, cost["sweep_ns"] > 0) == (level, True, True)
-        assert not passing & cost_per_span(collector, with_passing=False).keys()
+        assert cost.keys() == {"ns_per_span", "level", "rounds"}
+        assert (cost["level"], min(cost.values()) >= 0) == (level, True)
     assert calls.outline is training.outline is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from depth import deep
 from torch import nn
 
 import xsp
+from xsp.collector import Outline
 from xsp.record.autostep import AutoStep
 from xsp.record.kinds import Kinds
 from xsp.record.quiet import Passed, rows_of
@@ -342,3 +343,33 @@ def test_of_longer_steps_each_has_its_row_with_its_own_times(tmp_path: Path, end
     assert 15 <= len(slow) <= 30
     if ends_by != "mark":
         assert sum(before >= 1.9 for _, _, _, before in rows if before is not None) >= 0.9 * len(rows)
+
+
+@pytest.mark.parametrize("listener", [AutoStep, None], ids=["found", "named"])
+def test_what_hooks_take_is_measured_where_they_run(
+    tmp_path: Path, listener: type[AutoStep] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a calibration, whose caches are warm: a hook that takes longer in the program shows."""
+    slower_ns, program = 100_000, Program()
+
+    def hooks_ns(name: str) -> float:
+        with xsp.profile(name, out=tmp_path / name, levels="M", samples=False, listener=listener) as prof:
+            for _ in range(200):
+                if listener is None:
+                    with prof.step():
+                        program.train()
+                else:
+                    program.train()
+        [kind] = xsp.load(tmp_path / name).run.kinds
+        assert kind.hooks_ns is not None
+        return kind.hooks_ns
+
+    def append(outline: Outline, word: tuple[object, ...]) -> None:
+        began_ns = time.perf_counter_ns()
+        while time.perf_counter_ns() < began_ns + slower_ns:
+            pass
+        deque.append(outline, word)
+
+    assert hooks_ns("usual") > 0
+    monkeypatch.setattr(Outline, "append", append)
+    assert hooks_ns("slower") > 4 * slower_ns, "each notes five words: forward, backward's two, the optimizer's two"

@@ -132,12 +132,11 @@ class Collecting:
             collector for collector in self.collectors if type(collector).forget is not Collector.forget
         ]
 
-    def close(self, calibrate: bool = True, with_passing: bool = False, limit_ns: float = math.inf) -> dict[str, Any]:
+    def close(self, calibrate: bool = True, limit_ns: float = math.inf) -> dict[str, Any]:
         """Remove the collectors, and return the cost of one span of each, by name.
 
         Args:
             calibrate: whether to measure the costs; a program that continues to serve has no time for it.
-            with_passing: whether any steps ran in stretches.
             limit_ns: as for `cost_per_span`.
         """
         costs = {}
@@ -149,7 +148,7 @@ class Collecting:
             cost = None
             if calibrate:
                 with contextlib.suppress(Exception), without_collections():  # a probe that fails costs only a figure
-                    cost = cost_per_span(collector, with_passing, limit_ns)
+                    cost = cost_per_span(collector, limit_ns)
             if cost is not None:
                 costs[collector.name] = cost
         return costs

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from xsp.collector import Signal, Token
 from xsp.schema import Kind
+from xsp.stats import percentile
 from xsp.subjects import InputLayout
 
 MOST_KINDS = 64
@@ -32,6 +33,9 @@ LATEST_SUCCESSORS = 9
 CONTEXTS = (8, 3, 1)
 """Numbers of last kinds from which the next one is predicted, the first that occurred `FEWEST_SEEN` times: programs
 repeat patterns, such as two steps of a discriminator and one of a generator, or a skipped optimizer step in seven."""
+
+MOST_TIMED = 64
+"""Limit on the latest steps of a kind whose hooks were timed."""
 
 FEWEST_SEEN = 2
 MOST_CONTEXTS = 4096
@@ -85,6 +89,9 @@ class StepKind:
         self.step_count = 0
         """Steps of this kind that ended."""
 
+        self.hooks_ns: deque[int] = deque(maxlen=MOST_TIMED)
+        """What hooks of xsp took in the latest of its steps that were not recorded and in which that was measured."""
+
     def content(self) -> dict[str, Any]:
         """Return its content for `run.json`."""
         return {
@@ -95,6 +102,7 @@ class StepKind:
             "batch_size": self.batch.size,
             "batch_source": self.batch.source,
             "steps": self.step_count,
+            **({"hooks_ns": percentile(list(self.hooks_ns), 0.5)} if self.hooks_ns else {}),
         }
 
 

@@ -12,7 +12,6 @@ and its step is counted by itself.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
@@ -47,6 +46,9 @@ MOST_STEPS, MOST_NS = 1024, 400_000_000
 UNKNOWN_STEPS = 16
 """Most steps in a stretch if it is not known when the next one should be recorded; of short steps, those of a row."""
 
+TIMED_STEP = 1
+"""The step of a stretch, from 0, in which hooks are timed: the first one runs just after other work of xsp."""
+
 COUNTED_STEPS, LONG_COUNTED_STEPS = 50, 12
 """Consecutive steps that end as in a stretch before one begins: short ones, and those of at least `SHORT_NS`."""
 
@@ -66,17 +68,27 @@ class _StretchStep:
         self.is_inside = False
 
     def __enter__(self) -> None:
+        hook_times = self._outline.hook_times
+        if hook_times is not None:
+            hook_times.append(-monotonic_ns())
         self._outline.clear()
         self._quiet.drop_times()
         self.is_inside = True
         self._outline.begin_step(monotonic_ns())
+        if hook_times is not None:
+            hook_times.append(monotonic_ns())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        hook_times = self._outline.hook_times
+        if hook_times is not None:
+            hook_times.append(-monotonic_ns())
         self.is_inside = False
         self._quiet.on_step_end()
         self._quiet.end_if_last()
+        if hook_times is not None:
+            hook_times.append(monotonic_ns())
 
 
 class StepsBetween(Protocol):
@@ -115,9 +127,6 @@ class Quiet:
         self.remaining = 0
         """Steps that remain in the stretch."""
 
-        self.has_passed = False
-        """Whether any step ran in a stretch."""
-
         self.by_context = False
         """Whether the program delimits its steps by `with prof.step()`, so that they can be counted there."""
 
@@ -142,6 +151,9 @@ class Quiet:
         self._ends: list[_End] = []
         """The ends of its steps."""
 
+        self._hook_times: list[int] = []
+        """`Outline.hook_times` of step `TIMED_STEP`."""
+
         self._other_start_ns: int | None = None
         """Start of the open step, if the program delimits it and it broke the stretch off; else None."""
 
@@ -164,10 +176,6 @@ class Quiet:
     def is_of_another_thread(self) -> bool:
         """Return whether a stretch of another thread than the current one has begun."""
         return self.remaining > 0 and threading.get_ident() != self._thread
-
-    def hold(self) -> None:
-        """Make the contexts of steps on this thread those of a stretch, until `remaining` is set to 0."""
-        self._thread, self.remaining, self._until_ns = threading.get_ident(), sys.maxsize, sys.maxsize
 
     @property
     def is_short(self) -> bool:
@@ -209,6 +217,7 @@ class Quiet:
         self.has_begun, self.remaining = True, count
         self._thread = threading.get_ident()
         self._ends.clear()
+        self._hook_times = []
         outline = steps.outline
         outline.thread = threading.get_native_id()
         outline.clear()
@@ -252,6 +261,7 @@ class Quiet:
             self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline), times))
             outline.clear()
             outline.ended_ns = now_ns
+            outline.hook_times = self._hook_times if len(self._ends) == TIMED_STEP else None
             if not self.remaining or now_ns > self._until_ns:
                 self.end()
                 self._steps.plan_after_stretch()
@@ -280,6 +290,7 @@ class Quiet:
             self._ends.append((now_ns, self._steps.waited_ns, outline.between_ns, tuple(outline), times))
             outline.clear()
             outline.ended_ns = now_ns
+            outline.hook_times = self._hook_times if len(self._ends) == TIMED_STEP else None
         else:
             self._count_other(self._other_start_ns, now_ns)
 
@@ -338,19 +349,19 @@ class Quiet:
         steps.timing.end()
         steps.collecting.mute(False)
         are_begins_known = self._are_begins_known(count)
-        outline.usual = outline.thread = outline.ended_ns = None
+        outline.usual = outline.thread = outline.ended_ns = outline.hook_times = None
         steps.collecting.forget()
         steps.blocks.drop(self._began_ns)
         outline.clear()
         if not count:
             return
-        self.has_passed = True
         self.passed_calls += count if self.by_signal is Signal.CALL_END else 0
         usage = steps.usage.read(count)
         passed = self._passed(are_begins_known)
         if are_begins_known and self.usual_ns >= SHORT_NS:  # else a gap is a usual share, or too short to be traced
             for each in passed:
                 steps.between.slow.add(each.number, each.before_ns - each.data_ns, each.dur_ns)
+        self._count_hooks(passed)
         dur_ns = before_ns = 0
         for row in rows_of(passed):
             steps.loop.add((
@@ -367,6 +378,13 @@ class Quiet:
         steps.account.add_bare_stretch(count, dur_ns, before_ns)
         steps.continued_ns, steps.after_ns = last_ns, 0
         steps.threads.go_on(thread, last_ns)
+
+    def _count_hooks(self, passed: Sequence[Passed]) -> None:
+        """Count what hooks took in the step in which they were timed, unless one of them did not get to its end."""
+        took_ns, place = sum(self._hook_times), self._steps.step_count + TIMED_STEP
+        timed = next((each for each in passed if each.number <= place < each.number + each.steps), None)
+        if timed is not None and len(self._hook_times) % 2 == 0 and 0 < took_ns <= timed.dur_ns + timed.before_ns:
+            self._steps.kinds.all[timed.kind].hooks_ns.append(took_ns)
 
     def _passed(self, are_begins_known: bool) -> list[Passed]:
         """Return the steps of the stretch, and count them in their kinds; means where that takes no look at each."""

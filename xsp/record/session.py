@@ -17,7 +17,7 @@ from xsp.device import machine as device
 from xsp.errors import OutputError, UnwritableError, UsageError
 from xsp.record import blocks, description, marks, output
 from xsp.record import budget as budgets
-from xsp.record.calibration import LIMIT_SHARE, boundary_cost
+from xsp.record.calibration import LIMIT_SHARE
 from xsp.record.overhead import Account
 from xsp.record.quiet import Quiet
 from xsp.record.requests import StoredRequests
@@ -314,10 +314,9 @@ class profile:
         steps.storing.wait(counts_cost=True)
         began_ns = clock.monotonic_ns()
         limit_ns = LIMIT_SHARE * (began_ns - steps.account.began_ns)
-        boundary_costs = self._cost_of_boundary(limit_ns)
         _active = None
         blocks.activate(None)
-        costs = steps.collecting.close(with_passing=steps.quiet.has_passed, limit_ns=limit_ns) | boundary_costs
+        costs = steps.collecting.close(limit_ns=limit_ns)
         self._requests.close()
         steps.account.end_ns = clock.monotonic_ns() - began_ns
         steps.store_rest()
@@ -331,35 +330,6 @@ class profile:
             self._writer.close()
         if not steps.stored and not self._requests.stored and not self.settings.needs_run and not self.hosts:
             say(f"{self.out}: no step was stored: {self._why_empty()}")
-
-    def _cost_of_boundary(self, limit_ns: float) -> dict[str, Any]:
-        """Return the cost of the boundary of a step in a burst, under the collector's name of recorded steps.
-
-        Args:
-            limit_ns: as for `boundary_cost`.
-        """
-        quiet = self._steps.quiet
-        if not quiet.has_passed:
-            return {}
-        if quiet.by_context or quiet.by_mark:
-            quiet.by_mark = False  # a mark does what a context does
-            boundary: Callable[[], object] = self._pass_context
-        elif quiet.by_signal is not None:
-            boundary = functools.partial(self._notify, quiet.by_signal, None)
-        else:
-            return {}
-        quiet.hold()
-        try:
-            return {"session": boundary_cost(boundary, limit_ns)}
-        except Exception:  # a failure costs a figure, not the program
-            return {}
-        finally:
-            quiet.remaining = 0
-            self._steps.outline.clear()
-
-    def _pass_context(self) -> None:
-        with self.step():
-            pass
 
     def step(self, batch_size: int | None = None) -> contextlib.AbstractContextManager[object]:
         """Return the context of one step: one prediction, or one training step.

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import duckdb
 
 from xsp import stats, table
-from xsp.run import Cost, Run
-from xsp.schema import Level
+from xsp.run import Run
 from xsp.store import devicetime, overlap
 from xsp.store.loop import BARE
 
@@ -225,67 +224,43 @@ def eviction_ns(steps: Sequence[BareStep]) -> float:
     return min(overhead_ns, MAX_SUBTRACTED_SHARE * percentile_ns(steps, 0.5))
 
 
+EVICTING_NS = 100_000
+"""Duration of a program's step that evicts the code of xsp's hooks: to copy 2 MB, more than a core's own caches, takes
+as long."""
+
+
 class IdleHookCost(NamedTuple):
     """Nanoseconds that a step takes longer because its calls pass through hooks of collectors that record nothing."""
 
-    warm_ns: float = 0.0
-    """If the collectors' code is in the caches."""
-
-    cold_ns: float = 0.0
-    """If other code has evicted it."""
-
-    sweep_ns: float = 0.0
-    """Time that evicting it took in the calibration."""
+    hooks_ns: float = 0.0
+    """What the hooks took in such steps."""
 
     def of(self, dur_ns: float) -> float:
-        """Return the nanoseconds to subtract from a step: a long step evicts more of the collectors' code.
+        """Return the nanoseconds to subtract from a step: what hooks take, and again where they run on cold caches.
 
-        A step of at least `sweep_ns` counts as cold, a shorter one in proportion. On cold caches the collectors' code
-        also evicts as much of the program's as it loads, which takes as long to load again. The maximum is
-        `MAX_SUBTRACTED_SHARE` of the step.
+        What they load evicts as much of the program's code and data, which takes as long to load again. A step of at
+        least `EVICTING_NS` counts as cold, a shorter one in proportion. The maximum is `MAX_SUBTRACTED_SHARE` of the
+        step.
         """
-        coldness = min(1.0, dur_ns / self.sweep_ns) if self.sweep_ns else 0.0
-        loading_ns = coldness * max(0.0, self.cold_ns - self.warm_ns)
-        return min(self.warm_ns + 2 * loading_ns, dur_ns * MAX_SUBTRACTED_SHARE)
+        coldness = min(1.0, dur_ns / EVICTING_NS)
+        return min((1 + coldness) * self.hooks_ns, dur_ns * MAX_SUBTRACTED_SHARE)
 
 
 def idle_hook_costs(con: duckdb.DuckDBPyConnection, run: Run) -> dict[tuple[int | None, int | None], IdleHookCost]:
-    """Return the cost of idle collectors in a step of each kind on a rank, according to the calibration.
+    """Return the cost of idle collectors in a step of each kind on a rank, as it was measured in some of these steps.
 
     Args:
-        con: holds `spans` and `loop`.
-        run: contains the calibration.
+        con: holds `loop`.
+        run: contains what hooks took in steps of each kind.
 
     Returns:
-        By rank and kind; empty without a calibration of idle collectors, or without recorded steps.
+        By rank and kind; without those in which it was not measured.
     """
-    costs = {name: cost for name, cost in run.costs.items() if cost.ns_passing or _outer_ns(cost)}
+    costs = {kind.kind: IdleHookCost(kind.hooks_ns) for kind in run.kinds if kind.hooks_ns}
     if not costs:
         return {}
-    rows = con.execute(
-        """
-        SELECT rank, kind, collector, level, median(spans) FROM (
-            SELECT rank, loop.kind, collector, level, count(*) AS spans
-            FROM spans JOIN (SELECT rank, step, kind FROM loop) AS loop USING (rank, step)
-            WHERE collector IN (SELECT unnest(?::VARCHAR[])) GROUP BY rank, step, loop.kind, collector, level
-        ) GROUP BY rank, kind, collector, level
-        """,
-        [list(costs)],
-    ).fetchall()
-    sweep_ns = max(cost.sweep_ns for cost in costs.values())
-    found: dict[tuple[int | None, int | None], IdleHookCost] = {}
-    for rank, kind, name, level, spans in rows:
-        cost, so_far = costs[name], found.get((rank, kind), IdleHookCost())
-        is_outer = level <= Level.MODEL and _outer_ns(cost) > 0
-        warm_ns = so_far.warm_ns + spans * (cost.ns_passing_outer if is_outer else cost.ns_passing)
-        cold_ns = so_far.cold_ns + spans * (_outer_ns(cost) if is_outer else cost.ns_passing)
-        found[rank, kind] = IdleHookCost(warm_ns, cold_ns, sweep_ns)
-    return found
-
-
-def _outer_ns(cost: Cost) -> float:
-    """Return the cost of an outermost call on evicted caches; 0 if the calibration could not distinguish it from 0."""
-    return max(cost.ns_passing_cold, cost.ns_passing_outer)
+    rows = con.execute("SELECT DISTINCT rank, kind FROM loop").fetchall()
+    return {(rank, kind): costs[kind] for rank, kind in rows if kind in costs}
 
 
 IS_ALIKE = """
@@ -651,8 +626,8 @@ def idle_hooks_ns(con: duckdb.DuckDBPyConnection, run: Run) -> float:
     """Return the nanoseconds that idle collectors took of all steps that were not recorded; 0 where it is unknown.
 
     Args:
-        con: holds `spans` and `loop`.
-        run: contains the calibration.
+        con: holds `loop`.
+        run: contains what hooks took.
     """
     costs = idle_hook_costs(con, run)
     rows = con.execute(
