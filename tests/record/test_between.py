@@ -584,10 +584,10 @@ def test_no_line_has_the_time_in_which_xsp_handles_a_signal(followed: Between) -
     """The hooks around a call of a model took more time of a short gap than the line that took most of it."""
 
     def handles(signal: Signal, subject: object) -> bool:
-        time.sleep(0.03)
+        time.sleep(0.3)
         if signal is Signal.CALL_BEGIN:
             followed.end()
-            time.sleep(0.03)
+            time.sleep(0.3)
         return True
 
     listen = Steps.listener(SimpleNamespace(between=followed), handles)  # type: ignore[arg-type]
@@ -595,7 +595,7 @@ def test_no_line_has_the_time_in_which_xsp_handles_a_signal(followed: Between) -
     slow(0.004)
     listen(Signal.CALL_END, None)
     listen(Signal.CALL_BEGIN, None)
-    assert 4 <= sum(lines(followed).values()) < 20
+    assert 4 <= sum(lines(followed).values()) < 200
     followed.begin()
     slow(0.004)
     followed.end()
